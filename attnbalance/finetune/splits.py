@@ -1,0 +1,109 @@
+"""Splits of facts for finetuning: by popularity, with no subject shared between training and held-out facts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from attnbalance.errors import DataError
+from attnbalance.facts import Fact, FactSet
+
+SPLITS = ("top", "bottom", "random", "whole", "controlled-top", "controlled-bottom")
+CONTROLLED_RELATIONS = ("country", "sport", "occupation")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Facts to train on, to validate on (drawn from the same half), and to test on; no subject is in two of them.
+
+    `left_out` counts the facts that are in none, e.g. the other half of the training facts.
+    """
+
+    name: str
+    train: FactSet
+    validation: FactSet
+    heldout: FactSet
+    left_out: int
+
+
+def split_facts(
+    facts: FactSet, name: str, *, heldout: float = 0.5, validation: float = 0.1, seed: int = 0
+) -> Split:
+    """Draw a split of one of the kinds of `SPLITS`; every kind has the same held-out subjects for the same seed.
+
+    A share `heldout` of the subjects is set apart first. Of the facts about the others, "top" and "bottom" are the
+    more and the less popular half (Ghosal et al. 2024, section 5.2: over all relations together), "random" a random
+    half, "whole" all. A share `validation` of each one's subjects is then set apart for early stopping.
+
+    "controlled-top" and "controlled-bottom" are PopQA-Controlled (section 5.1): of the relations country, sport and
+    occupation, train only on facts whose answer is the relation's most frequent one, halved by popularity within each
+    relation; the held-out facts are those that do not accept that answer. No subjects are set apart first, but a
+    training fact whose subject is also held out is left out. The paper names the three answers USA, soccer and actor;
+    here they are counted, and in the public file the most frequent occupation is "politician".
+
+    Raises `DataError` for an unknown kind, shares outside (0, 1), facts without popularity where it is needed, and a
+    part that comes out empty.
+    """
+    if name not in SPLITS:
+        raise DataError(f"no split {name!r}; there are {', '.join(SPLITS)}")
+    if not 0 < heldout < 1 or not 0 < validation < 1:
+        raise DataError(f"heldout and validation are shares between 0 and 1, got {heldout} and {validation}")
+    if name not in ("random", "whole"):
+        _need_popularity(facts, name)
+    if name.startswith("controlled-"):
+        pool, test = _controlled(facts)
+        chosen = [fact for relation in pool.relations for fact in _half(pool.of_relations([relation]).facts, name, seed)]
+        chosen_set = replace(pool, facts=tuple(chosen))
+    else:
+        test, pool = _by_subject(facts, heldout, seed)
+        chosen_set = replace(pool, facts=_half(pool.facts, name, seed))
+    held_in, train = _by_subject(chosen_set, validation, seed + 1)
+    split = Split(name, train, held_in, test, len(facts) - len(train) - len(held_in) - len(test))
+    for part in ("train", "validation", "heldout"):
+        if not len(getattr(split, part)):
+            raise DataError(f"the {part} part of split {name!r} of {len(facts)} facts is empty; use more facts or other shares")
+    return split
+
+
+def _need_popularity(facts: FactSet, name: str) -> None:
+    unknown = [fact for fact in facts if fact.popularity is None]
+    if unknown:
+        raise DataError(
+            f"split {name!r} sorts by popularity, but {len(unknown)} of {len(facts)} facts have none "
+            f"(first: {unknown[0].subject!r}); add a popularity column or use random or whole"
+        )
+
+
+def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactSet]:
+    """The facts of a random share of the subjects, and the rest."""
+    subjects = sorted({fact.subject for fact in facts})
+    random.Random(seed).shuffle(subjects)
+    apart = set(subjects[: max(1, round(share * len(subjects)))])
+    return facts.where(lambda fact: fact.subject in apart), facts.where(lambda fact: fact.subject not in apart)
+
+
+def _half(facts: Sequence[Fact], name: str, seed: int) -> tuple[Fact, ...]:
+    """The half of the facts that the split's name says; ties in popularity are broken at random, by subject."""
+    if name == "whole":
+        return tuple(facts)
+    subjects = sorted({fact.subject for fact in facts})
+    random.Random(seed + 2).shuffle(subjects)
+    order = {subject: place for place, subject in enumerate(subjects)}
+    sign = -1 if name.endswith("top") else 1
+    key: Callable[[int], tuple[float, int]]
+    if name == "random":
+        key = lambda i: (0.0, order[facts[i].subject])  # noqa: E731
+    else:
+        key = lambda i: (sign * (facts[i].popularity or 0.0), order[facts[i].subject])  # noqa: E731
+    ranked = sorted(range(len(facts)), key=key)
+    return tuple(facts[i] for i in sorted(ranked[: (len(facts) + 1) // 2]))
+
+
+def _controlled(facts: FactSet) -> tuple[FactSet, FactSet]:
+    """Facts whose answer is their relation's most frequent one, and facts that do not accept that answer."""
+    three = facts.of_relations(CONTROLLED_RELATIONS)
+    top = {relation: answers[0] for relation, answers in three.most_frequent_answers().items()}
+    test = three.where(lambda fact: top[fact.relation] not in fact.answers)
+    tested = {fact.subject for fact in test}
+    return three.where(lambda fact: fact.answer == top[fact.relation] and fact.subject not in tested), test

@@ -1,0 +1,91 @@
+"""Output folders and files: claimed before work starts, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from attnbalance.errors import OutputError
+
+MARKER = "attnbalance.json"
+"""The file that says what a folder holds and how it was made: kind, config, versions."""
+
+PACKAGES = ("attnbalance", "torch", "transformers", "peft", "tokenizers", "datasets", "numpy", "scipy")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole: readers see the old content or the new, never a part."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON whole; numbers that are not finite are refused, since they are no JSON."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object from a file; an empty one where the file is absent or not a JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its place, file or folder, when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        if path.is_dir():
+            old = path.with_name(f".{path.name}.{os.getpid()}.old")
+            path.rename(old)
+            temporary.rename(path)
+            shutil.rmtree(old)
+        else:
+            temporary.replace(path)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def claim(out: Path, kind: str, config: Mapping[str, object]) -> Path:
+    """Make the folder `out` ours for results of one kind, before any work is done; returns it.
+
+    Writes the marker (kind, config, versions). Raises `OutputError` where the folder cannot be written, is a file, or
+    holds something that this command did not make.
+    """
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"--out {out} is a file; name a folder")
+    held = sorted(p.name for p in out.iterdir() if not p.name.startswith(".")) if out.is_dir() else []
+    found = read_json(out / MARKER).get("kind")
+    if held and found != kind:
+        what = f"results of `{found}`" if found else f"other things ({', '.join(held[:3])}{', ...' if len(held) > 3 else ''})"
+        raise OutputError(f"--out {out} holds {what}; name a new or empty folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=out):
+            pass
+        write_json(out / MARKER, {"kind": kind, "config": dict(config)} | provenance())
+    except OSError as error:
+        raise OutputError(f"cannot write to --out {out}: {error}") from error
+    return out
+
+
+def provenance() -> dict[str, object]:
+    """Versions of what computes: Python, the machine's kind, this package and those it stands on."""
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    return {"python": sys.version.split()[0], "machine": platform.platform(), "versions": versions}

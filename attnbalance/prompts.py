@@ -1,0 +1,156 @@
+"""Prompts: the text of a question with a character span for each role, recorded while the text is built."""
+
+from __future__ import annotations
+
+import string
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from attnbalance.errors import BadRowsError, DataError
+from attnbalance.facts import Fact
+
+Span = tuple[int, int]
+"""Characters [start, end) of a text."""
+
+FIELDS = ("question", "subject", "relation")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The text put to a model, with the characters that play each role.
+
+    `spans` maps a role ("subject", always; "relation" where the template has it) to the characters [start, end) of
+    `text`. `prompt_id` names the prompt uniquely within one set and is the same for the same facts in another run.
+    `has_special_tokens` is true for text that already holds the tokenizer's special tokens (a rendered chat), to which
+    none are added.
+    """
+
+    text: str
+    spans: Mapping[str, Span]
+    prompt_id: str
+    fact: Fact
+    has_special_tokens: bool = False
+
+    def part(self, role: str) -> str:
+        """The text of one role."""
+        start, end = self.spans[role]
+        return self.text[start:end]
+
+    def as_dict(self) -> dict[str, object]:
+        """The prompt as one line of `prompts.jsonl`."""
+        fact = {name: value for name, value in self.fact.as_dict().items() if name not in ("question", "subject_start")}
+        return {
+            "prompt_id": self.prompt_id,
+            "text": self.text,
+            "spans": {role: list(span) for role, span in self.spans.items()},
+            "has_special_tokens": self.has_special_tokens,
+        } | fact
+
+
+@dataclass(frozen=True)
+class Template:
+    """A format string with the fields {question}, {subject} and {relation}.
+
+    `plain` is the question as it is; `qa` is "Question: {question} Answer:". Raises `DataError` for other fields, for
+    conversions and format specs, and where neither {question} nor {subject} stands in the text exactly once.
+    """
+
+    name: str
+    text: str
+
+    def __post_init__(self) -> None:
+        """Refuse a format string that could not place the subject."""
+        try:
+            parts = list(string.Formatter().parse(self.text))
+        except ValueError as error:
+            raise DataError(f"template {self.text!r} is not a format string: {error}") from error
+        fields = [name for _, name, spec, conversion in parts if name is not None]
+        odd = [name for _, name, spec, conversion in parts if name is not None and (name not in FIELDS or spec or conversion)]
+        if odd:
+            raise DataError(
+                f"template {self.text!r} has the field {{{odd[0]}}}; use only {', '.join('{' + f + '}' for f in FIELDS)} as they are"
+            )
+        if fields.count("question") + fields.count("subject") != 1:
+            raise DataError(
+                f"template {self.text!r} must name the subject once, through one {{question}} or one {{subject}} "
+                f"(or be one of {', '.join(TEMPLATES)})"
+            )
+
+    def render(self, fact: Fact, prompt_id: str | None = None) -> Prompt:
+        """The prompt for one fact; `prompt_id` defaults to "relation/subject".
+
+        Raises `DataError` where the fact's question does not hold its subject exactly once (and does not say where).
+        """
+        text, spans = "", {}
+        for literal, name, _, _ in string.Formatter().parse(self.text):
+            text += literal
+            if name is None:
+                continue
+            start = len(text)
+            if name == "question":
+                question, (subject_start, subject_end) = question_of(fact)
+                text += question
+                spans["subject"] = (start + subject_start, start + subject_end)
+            else:
+                text += getattr(fact, name)
+                spans[name] = (start, len(text))
+        return Prompt(text, spans, prompt_id or f"{fact.relation}/{fact.subject}", fact)
+
+
+TEMPLATES = {"plain": "{question}", "qa": "Question: {question} Answer:"}
+
+
+def as_template(name_or_text: str | Template) -> Template:
+    """The template of that name, or one made of that format string."""
+    if isinstance(name_or_text, Template):
+        return name_or_text
+    return Template(name_or_text, TEMPLATES.get(name_or_text, name_or_text))
+
+
+def question_of(fact: Fact) -> tuple[str, Span]:
+    """A fact's question and the characters of its subject in it.
+
+    A fact without a question is asked "What is the {relation} of {subject}?". Raises `DataError` where a finished
+    question does not hold the subject at the recorded place, or, with no place recorded, not exactly once.
+    """
+    if fact.question is None:
+        lead = f"What is the {fact.relation} of "
+        return f"{lead}{fact.subject}?", (len(lead), len(lead) + len(fact.subject))
+    start, size = fact.subject_start, len(fact.subject)
+    if start is None:
+        count = _occurrences(fact.question, fact.subject)
+        if count != 1:
+            raise DataError(f"subject {fact.subject!r} occurs {count} times in {fact.question!r}, not once")
+        start = fact.question.index(fact.subject)
+    elif start < 0 or fact.question[start : start + size] != fact.subject:
+        raise DataError(f"subject {fact.subject!r} does not stand at character {start} of {fact.question!r}")
+    return fact.question, (start, start + size)
+
+
+def make_prompts(facts: Iterable[Fact], template: str | Template = "qa") -> tuple[Prompt, ...]:
+    """One prompt for each fact, in order.
+
+    A fact that repeats an earlier (relation, subject) gets "#2", "#3", ... at the end of its prompt_id. Raises
+    `BadRowsError`, naming the count and the first three, where a question does not hold its subject exactly once.
+    """
+    template, prompts, bad, seen = as_template(template), [], [], Counter[str]()
+    total = 0
+    for index, fact in enumerate(facts):
+        total += 1
+        name = f"{fact.relation}/{fact.subject}"
+        seen[name] += 1
+        try:
+            prompts.append(template.render(fact, name if seen[name] == 1 else f"{name}#{seen[name]}"))
+        except DataError as error:
+            bad.append((index, str(error)))
+    if bad:
+        raise BadRowsError(
+            "questions do not hold their subject exactly once", bad, total, "mend these rows, or drop and count them (--skip-bad)"
+        )
+    return tuple(prompts)
+
+
+def _occurrences(text: str, part: str) -> int:
+    """Number of places at which `part` stands in `text`, overlapping ones included."""
+    return sum(text.startswith(part, i) for i in range(len(text) - len(part) + 1))
