@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import sys
@@ -45,21 +44,26 @@ def read_json(path: Path) -> dict:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place, file or folder, when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
+    _remove(temporary)  # what a killed run may have left
+    _remove(old)
     try:
         yield temporary
         if path.is_dir():
-            old = path.with_name(f".{path.name}.{os.getpid()}.old")
             path.rename(old)
             temporary.rename(path)
-            shutil.rmtree(old)
+            _remove(old)
         else:
             temporary.replace(path)
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def claim(out: Path, kind: str, config: Mapping[str, object]) -> Path:

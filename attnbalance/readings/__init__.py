@@ -1,0 +1,1 @@
+"""Readings: numbers for each prompt, layer and head, and what is computed from them."""

@@ -1,0 +1,85 @@
+"""Means with 95% intervals, by bootstrap over clusters of prompts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its interval; `n` is the number of prompts. `low` and `high` are NaN where one cluster alone was seen."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero lies outside the interval (false where there is none)."""
+        return self.low > 0 or self.high < 0
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """The interval as JSON; a bound that is not known is null."""
+        return {"mean": self.mean, "low": finite(self.low), "high": finite(self.high), "n": self.n}
+
+
+def finite(number: float) -> float | None:
+    """The number, or None for one that JSON cannot hold."""
+    return float(number) if np.isfinite(number) else None
+
+
+def mean_intervals(
+    values: npt.ArrayLike, clusters: Sequence[str], *, confidence: float = 0.95, seed: int = 0
+) -> list[Interval]:
+    """The mean of each column of `values` [prompt, column] over prompts, with its bootstrap percentile interval.
+
+    Clusters (subjects) are drawn with replacement, all prompts of a cluster together, so prompts about one subject do
+    not count as independent; the statistic is the mean over the prompts drawn. The columns share the same draws.
+    """
+    table = np.asarray(values, dtype=float)
+    names, inverse = np.unique(np.asarray(clusters), return_inverse=True)
+    means = table.mean(axis=0)
+    if len(names) < 2:
+        return [Interval(float(mean), np.nan, np.nan, len(table)) for mean in means]
+    sums = np.stack([np.bincount(inverse, column, len(names)) for column in table.T])
+    counts = np.broadcast_to(np.bincount(inverse, minlength=len(names)).astype(float), sums.shape)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # a constant column: its interval is that constant
+        found = stats.bootstrap(
+            (sums, counts),
+            lambda s, c, axis=-1: s.sum(axis=axis) / c.sum(axis=axis),
+            n_resamples=RESAMPLES,
+            batch=max(1, 20_000_000 // max(1, sums.size)),
+            paired=True,
+            vectorized=True,
+            axis=-1,
+            confidence_level=confidence,
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).confidence_interval
+    return [
+        Interval(float(mean), float(low), float(high), len(table))
+        for mean, low, high in zip(means, found.low, found.high, strict=True)
+    ]
+
+
+def share_interval(hits: Sequence[bool], clusters: Sequence[str], *, seed: int = 0) -> Interval:
+    """The share of true values, with its 95% interval: clustered bootstrap, or Wilson's where all values are alike.
+
+    The bootstrap of a share of exactly 0 or 1 has no width, however few prompts were seen; there the interval is
+    Wilson's score interval on the number of clusters. `hits` must not be empty.
+    """
+    if all(hits) or not any(hits):
+        clusters_seen = len(set(clusters))
+        found = stats.binomtest(clusters_seen if hits[0] else 0, clusters_seen).proportion_ci(method="wilson")
+        return Interval(float(hits[0]), float(found.low), float(found.high), len(hits))
+    return mean_intervals(np.asarray(hits, dtype=float)[:, None], clusters, seed=seed)[0]

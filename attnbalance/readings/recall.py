@@ -1,0 +1,135 @@
+"""Recall: whether a model, asked, gives the right answer; accuracy by popularity, and the shortcut rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from attnbalance.errors import DataError
+from attnbalance.prompts import Prompt
+from attnbalance.readings.intervals import Interval, mean_intervals, share_interval
+
+PERCENTILES = tuple(range(10, 101, 10))
+
+
+@dataclass(frozen=True)
+class Recall:
+    """What a model answered to each prompt, and whether that is right or the shortcut.
+
+    `correct[i]`: the normalised output contains an accepted answer (see `is_match`). `shortcut[i]`: the output is
+    wrong and contains the most frequent training answer of the prompt's relation. `popularity[i]` may be None.
+    """
+
+    prompt_ids: tuple[str, ...]
+    subjects: tuple[str, ...]
+    popularity: tuple[float | None, ...]
+    outputs: tuple[str, ...]
+    correct: tuple[bool, ...]
+    shortcut: tuple[bool, ...]
+
+    def accuracy(self, seed: int = 0) -> Interval:
+        """The share of right answers over all prompts, with its 95% interval, clustered by subject."""
+        return self._share(range(len(self.correct)), seed)
+
+    def shortcut_rate(self, seed: int = 0) -> Interval | None:
+        """Of the wrong answers, the share that are the relation's most frequent training answer; None without wrong ones."""
+        wrong = [i for i, right in enumerate(self.correct) if not right]
+        if not wrong:
+            return None
+        return share_interval([self.shortcut[i] for i in wrong], [self.subjects[i] for i in wrong], seed=seed)
+
+    def by_quintile(self, seed: int = 0) -> list[tuple[tuple[float, float], Interval]]:
+        """((lowest, highest popularity), accuracy) of each fifth of the prompts with known popularity, most popular first."""
+        return [(self._range(part), self._share(part, seed)) for part in self.quintiles()]
+
+    def by_top_percentile(self, seed: int = 0) -> list[tuple[int, Interval]]:
+        """(x, accuracy on the x% most popular prompts) for x = 10, 20, ..., 100 (Ghosal et al. 2024, Figure 4)."""
+        ranked = self._ranked()
+        sizes = [(x, -(-len(ranked) * x // 100)) for x in PERCENTILES]
+        return [(x, self._share(ranked[:size], seed)) for x, size in sizes if size]
+
+    def quintiles(self) -> list[list[int]]:
+        """Places of the prompts in each fifth by popularity, most popular first; empty fifths are left out."""
+        return [part.tolist() for part in np.array_split(np.asarray(self._ranked(), dtype=int), 5) if len(part)]
+
+    def at(self, prompt_ids: Sequence[str]) -> Recall:
+        """The same recall of some of its prompts, in the order given; raises `DataError` for one that is not there."""
+        place = {name: i for i, name in enumerate(self.prompt_ids)}
+        missing = [name for name in prompt_ids if name not in place]
+        if missing:
+            raise DataError(f"recall has no prompt {missing[0]!r} ({len(missing)} of {len(prompt_ids)} missing)")
+        index = [place[name] for name in prompt_ids]
+        return Recall(
+            tuple(prompt_ids),
+            *(
+                tuple(column[i] for i in index)
+                for column in (self.subjects, self.popularity, self.outputs, self.correct, self.shortcut)
+            ),
+        )
+
+    def _ranked(self) -> list[int]:
+        """Places of prompts with known popularity, most popular first; ties are broken by prompt id, not by the file."""
+        known = [(-p, self.prompt_ids[i], i) for i, p in enumerate(self.popularity) if p is not None]
+        return [i for _, _, i in sorted(known)]
+
+    def _range(self, places: Sequence[int]) -> tuple[float, float]:
+        known = [p for p in (self.popularity[i] for i in places) if p is not None]
+        return min(known), max(known)
+
+    def _share(self, places: Sequence[int], seed: int) -> Interval:
+        return share_interval([self.correct[i] for i in places], [self.subjects[i] for i in places], seed=seed)
+
+
+@dataclass(frozen=True)
+class PairedAccuracy:
+    """The accuracy of a minus that of b on the same prompts: mean with 95% interval, and the exact McNemar test.
+
+    `a_only` and `b_only` are the numbers of prompts that one of the two alone gets right; `p_value` is that of the
+    exact two-sided McNemar test on them, which takes the prompts as independent.
+    """
+
+    interval: Interval
+    a_only: int
+    b_only: int
+    p_value: float
+
+
+def compare_accuracy(a: Recall, b: Recall, seed: int = 0) -> PairedAccuracy:
+    """Compare two models' accuracy on the same prompts; raises `DataError` where the prompts are not the same."""
+    if set(a.prompt_ids) != set(b.prompt_ids):
+        raise DataError("a paired comparison needs the same prompts in both recalls")
+    right_a, right_b = np.asarray(a.correct, dtype=int), np.asarray(b.at(a.prompt_ids).correct, dtype=int)
+    gained = right_a - right_b
+    a_only, b_only = int((gained > 0).sum()), int((gained < 0).sum())
+    p_value = float(stats.binomtest(a_only, a_only + b_only).pvalue) if a_only + b_only else 1.0
+    return PairedAccuracy(mean_intervals(gained[:, None], a.subjects, seed=seed)[0], a_only, b_only, p_value)
+
+
+def is_match(output: str, answers: Sequence[str]) -> bool:
+    """Whether an output contains one of the answers, both lower-cased and stripped (Ghosal et al. 2024, B.2).
+
+    The paper's code lower-cases the output only, though its text says that both are normalised; both are here. As in
+    the paper a short answer matches inside a longer word ("pol" in "Apollo"); empty answers never match.
+    """
+    given = output.lower().strip()
+    return any(wanted in given for wanted in (answer.lower().strip() for answer in answers) if wanted)
+
+
+def score(prompts: Sequence[Prompt], outputs: Sequence[str], shortcuts: Mapping[str, Sequence[str]]) -> Recall:
+    """The recall of models' outputs; `shortcuts` maps a relation to the accepted forms of its most frequent training answer."""
+    correct = [is_match(output, prompt.fact.answers) for prompt, output in zip(prompts, outputs, strict=True)]
+    shortcut = [
+        not right and is_match(output, shortcuts.get(prompt.fact.relation, ()))
+        for right, prompt, output in zip(correct, prompts, outputs, strict=True)
+    ]
+    return Recall(
+        tuple(prompt.prompt_id for prompt in prompts),
+        tuple(prompt.fact.subject for prompt in prompts),
+        tuple(prompt.fact.popularity for prompt in prompts),
+        tuple(outputs),
+        tuple(correct),
+        tuple(shortcut),
+    )
