@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,26 +49,26 @@ def mean_intervals(
     means = table.mean(axis=0)
     if len(names) < 2:
         return [Interval(float(mean), np.nan, np.nan, len(table)) for mean in means]
-    sums = np.stack([np.bincount(inverse, column, len(names)) for column in table.T])
-    counts = np.broadcast_to(np.bincount(inverse, minlength=len(names)).astype(float), sums.shape)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", stats.DegenerateDataWarning)  # a constant column: its interval is that constant
-        found = stats.bootstrap(
-            (sums, counts),
-            lambda s, c, axis=-1: s.sum(axis=axis) / c.sum(axis=axis),
-            n_resamples=RESAMPLES,
-            batch=max(1, 20_000_000 // max(1, sums.size)),
-            paired=True,
-            vectorized=True,
-            axis=-1,
-            confidence_level=confidence,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-    return [
-        Interval(float(mean), float(low), float(high), len(table))
-        for mean, low, high in zip(means, found.low, found.high, strict=True)
-    ]
+    sums = np.stack([np.bincount(inverse, column, len(names)) for column in (*table.T, np.ones(len(table)))], axis=1)
+    drawn = _resampled_sums(sums, np.random.default_rng(seed))
+    low, high = np.quantile(drawn[:, :-1] / drawn[:, -1:], [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    return [Interval(float(m), float(lo), float(hi), len(table)) for m, lo, hi in zip(means, low, high, strict=True)]
+
+
+def _resampled_sums(sums: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """The column totals of `sums` [cluster, column] in each bootstrap resample, [resample, column].
+
+    A resample is the number of times that each cluster was drawn, so that its totals are one matrix product: some
+    twenty times faster than gathering the clusters themselves, with the same draws.
+    """
+    n = len(sums)
+    block = max(1, 4_000_000 // n)  # resamples at once: bounds memory at about 100 MB
+    totals = []
+    for size in [min(block, RESAMPLES - start) for start in range(0, RESAMPLES, block)]:
+        drawn = rng.integers(0, n, (size, n)) + n * np.arange(size)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n)
+        totals.append(times.astype(float) @ sums)
+    return np.concatenate(totals)
 
 
 def share_interval(hits: Sequence[bool], clusters: Sequence[str], *, seed: int = 0) -> Interval:
