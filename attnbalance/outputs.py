@@ -77,7 +77,11 @@ def claim(out: Path, kind: str, config: Mapping[str, object]) -> Path:
     held = sorted(p.name for p in out.iterdir() if not p.name.startswith(".")) if out.is_dir() else []
     found = read_json(out / MARKER).get("kind")
     if held and found != kind:
-        what = f"results of `{found}`" if found else f"other things ({', '.join(held[:3])}{', ...' if len(held) > 3 else ''})"
+        what = (
+            f"results of `{found}`"
+            if found
+            else f"other things ({', '.join(held[:3])}{', ...' if len(held) > 3 else ''})"
+        )
         raise OutputError(f"--out {out} holds {what}; name a new or empty folder")
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -66,7 +66,11 @@ class Template:
         except ValueError as error:
             raise DataError(f"template {self.text!r} is not a format string: {error}") from error
         fields = [name for _, name, spec, conversion in parts if name is not None]
-        odd = [name for _, name, spec, conversion in parts if name is not None and (name not in FIELDS or spec or conversion)]
+        odd = [
+            name
+            for _, name, spec, conversion in parts
+            if name is not None and (name not in FIELDS or spec or conversion)
+        ]
         if odd:
             raise DataError(
                 f"template {self.text!r} has the field {{{odd[0]}}}; use only {', '.join('{' + f + '}' for f in FIELDS)} as they are"
@@ -146,7 +150,10 @@ def make_prompts(facts: Iterable[Fact], template: str | Template = "qa") -> tupl
             bad.append((index, str(error)))
     if bad:
         raise BadRowsError(
-            "questions do not hold their subject exactly once", bad, total, "mend these rows, or drop and count them (--skip-bad)"
+            "questions do not hold their subject exactly once",
+            bad,
+            total,
+            "mend these rows, or drop and count them (--skip-bad)",
         )
     return tuple(prompts)
 

@@ -42,7 +42,9 @@ def _jsonl(path: Path) -> Iterator[Row]:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise DataError(f"{path}, line {number}: not JSON ({error}); each line must be one JSON object") from error
+                raise DataError(
+                    f"{path}, line {number}: not JSON ({error}); each line must be one JSON object"
+                ) from error
             if not isinstance(row, dict):
                 raise DataError(f"{path}, line {number}: expected a JSON object, got {line.strip()[:80]}")
             yield row
@@ -55,7 +57,9 @@ def _delimited(delimiter: str) -> Callable[[Path], Iterator[Row]]:
             try:
                 for row in reader:
                     if None in row or None in row.values():
-                        raise DataError(f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, as in the header")
+                        raise DataError(
+                            f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, as in the header"
+                        )
                     yield dict(row)
             except csv.Error as error:
                 raise DataError(f"{path}, line {reader.line_num}: {error}") from error

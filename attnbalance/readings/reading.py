@@ -46,10 +46,17 @@ class Reading:
         place = {name: i for i, name in enumerate(self.prompt_ids)}
         missing = [name for name in prompt_ids if name not in place]
         if missing:
-            raise DataError(f"reading {self.name!r} has no prompt {missing[0]!r} ({len(missing)} of {len(prompt_ids)} missing)")
+            raise DataError(
+                f"reading {self.name!r} has no prompt {missing[0]!r} ({len(missing)} of {len(prompt_ids)} missing)"
+            )
         index = [place[name] for name in prompt_ids]
         return Reading(
-            self.name, self.unit, self.values[index], self.layers, tuple(prompt_ids), tuple(self.subjects[i] for i in index)
+            self.name,
+            self.unit,
+            self.values[index],
+            self.layers,
+            tuple(prompt_ids),
+            tuple(self.subjects[i] for i in index),
         )
 
 
@@ -75,7 +82,9 @@ def difference(a: Reading, b: Reading) -> Reading:
     Raises `DataError` where the two do not hold the same prompts, layers and number of heads.
     """
     if set(a.prompt_ids) != set(b.prompt_ids):
-        raise DataError(f"a paired difference needs the same prompts: {len(set(a.prompt_ids) ^ set(b.prompt_ids))} are in one reading only")
+        raise DataError(
+            f"a paired difference needs the same prompts: {len(set(a.prompt_ids) ^ set(b.prompt_ids))} are in one reading only"
+        )
     if a.layers != b.layers or a.values.shape != b.values.shape or a.unit != b.unit:
         raise DataError(
             f"a paired difference needs the same layers, heads and unit: got {tuple(a.values.shape)} in {a.unit} "

@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from scipy import stats
 
 from attnbalance.errors import DataError
+from attnbalance.facts import FactSet
+from attnbalance.models.generate import generate
+from attnbalance.models.hooked import HookedModel
 from attnbalance.prompts import Prompt
 from attnbalance.readings.intervals import Interval, mean_intervals, share_interval
 
@@ -105,7 +109,21 @@ def compare_accuracy(a: Recall, b: Recall, seed: int = 0) -> PairedAccuracy:
     gained = right_a - right_b
     a_only, b_only = int((gained > 0).sum()), int((gained < 0).sum())
     p_value = float(stats.binomtest(a_only, a_only + b_only).pvalue) if a_only + b_only else 1.0
-    return PairedAccuracy(mean_intervals(gained[:, None], a.subjects, seed=seed)[0], a_only, b_only, p_value)
+    return PairedAccuracy(_gain_interval(gained, a.subjects, seed), a_only, b_only, p_value)
+
+
+def _gain_interval(gained: npt.NDArray[np.int_], subjects: Sequence[str], seed: int) -> Interval:
+    """The mean of gains in {-1, 0, 1} with its interval: clustered bootstrap, or Wilson's where all gains are +1 or all -1.
+
+    There the bootstrap has no width, however few prompts were seen. A share of gains of at least w leaves at most 1 - w
+    for losses, so the mean gain is at least 2 w - 1.
+    """
+    if abs(gained.sum()) < len(gained):
+        return mean_intervals(gained[:, None], subjects, seed=seed)[0]
+    sign = int(np.sign(gained[0]))
+    least = 2 * share_interval([True] * len(gained), subjects).low - 1
+    low, high = sorted((sign * least, float(sign)))
+    return Interval(float(sign), low, high, len(gained))
 
 
 def is_match(output: str, answers: Sequence[str]) -> bool:
@@ -133,3 +151,24 @@ def score(prompts: Sequence[Prompt], outputs: Sequence[str], shortcuts: Mapping[
         tuple(correct),
         tuple(shortcut),
     )
+
+
+def recall(
+    model: HookedModel,
+    prompts: Sequence[Prompt],
+    shortcuts: Mapping[str, Sequence[str]] | None = None,
+    *,
+    max_new_tokens: int = 10,
+    batch_size: int = 64,
+    progress: bool = False,
+) -> Recall:
+    """Ask the model every prompt, by greedy generation of up to `max_new_tokens` tokens, and score what it says.
+
+    `shortcuts` maps each relation to the accepted forms of its most frequent training answer; by default the most
+    frequent answer among the prompts' own facts stands in for it. Raises `BadRowsError` for prompts that, with the
+    answer, are longer than the model's positions; `ModelError` for logits that are not numbers.
+    """
+    if shortcuts is None:
+        shortcuts = FactSet(tuple(prompt.fact for prompt in prompts)).most_frequent_answers()
+    outputs = generate(model, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size, progress=progress)
+    return score(prompts, outputs, shortcuts)

@@ -1,0 +1,1 @@
+"""Models whose attention rows can be read."""

@@ -1,0 +1,31 @@
+"""A fingerprint of a model's weights, to tell whether an adapter stands on the base that it was made for."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch.nn import Module
+
+
+def fingerprint(model: Module) -> str:
+    """SHA-256 over the name, shape and up to 64 evenly spaced values of every parameter of the base model, in float32.
+
+    Adapter weights (peft's lora_... parameters) are left out and peft's own parts of names removed, so that a base has
+    one fingerprint with and without adapters, whatever its device. Two checkpoints of one training run differ in it.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(_base_parameters(model)):
+        flat = parameter.detach().flatten()
+        sampled = flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.float32)
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        digest.update(sampled.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _base_parameters(model: Module) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (name.removeprefix("base_model.model.").replace(".base_layer", ""), parameter)
+        for name, parameter in model.named_parameters()
+        if "lora_" not in name
+    ]

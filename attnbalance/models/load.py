@@ -1,0 +1,173 @@
+"""Loading models, tokenizers and adapters from a local path or the Hub, with errors that say what to do."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError
+from torch.nn import Module
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from attnbalance.errors import ModelError
+from attnbalance.models.hooked import HookedModel, hook
+from attnbalance.outputs import MARKER, read_json
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
+"""What transformers and peft raise for files that they cannot load."""
+
+
+def load_model(
+    model: str | Path | PreTrainedModel | PeftModel,
+    *,
+    tokenizer: str | Path | PreTrainedTokenizerBase | None = None,
+    adapter: str | Path | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    trust_remote_code: bool = False,
+) -> HookedModel:
+    """A model whose attention rows can be read, proven on the spot against its family's eager attention.
+
+    `model` is a local folder, a Hub id, a folder with a peft adapter (its base is loaded too) or a model object, which
+    is used in place: its attention implementation is set to ours, which gives the outputs of SDPA. `tokenizer` defaults
+    to the model's own, and must be given with an object. `adapter` is a peft folder or Hub id, loaded on top and left
+    unmerged. `dtype` ("float32", "bfloat16", ...) defaults to the checkpoint's, `device` to "cuda" where there is one;
+    device "auto" spreads the layers over all GPUs. Only safetensors are read.
+
+    Raises `ModelError` for anything that cannot be loaded, is not a causal language model, lacks weights, gives
+    logits that are not numbers, or whose rows differ from those of eager attention.
+    """
+    name = str(model) if isinstance(model, str | Path) else type(model).__name__
+    where = {"device_map": "auto"} if str(device) == "auto" else {}
+    if isinstance(model, str | Path):
+        base, adapter = _split_adapter(str(model), adapter)
+        loaded: Module = _load_base(base, dtype, trust_remote_code, where)
+        tokenizer = tokenizer if tokenizer is not None else base
+    else:
+        base, loaded = name, model if dtype is None else model.to(dtype=_dtype(dtype))
+    if adapter is not None:
+        loaded = _load_adapter(loaded, str(adapter), base)
+        name = f"{base}+{adapter}"
+    if tokenizer is None:
+        raise ModelError(
+            f"a {name} object comes without a tokenizer: pass tokenizer= (an object, a folder or a Hub id)"
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
+    if not where and (device is not None or isinstance(model, str) or isinstance(model, Path)):
+        loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return hook(loaded, tokenizer, name)
+
+
+def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub id; raises `ModelError` where there is none that can be loaded."""
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise ModelError(f"cannot load a tokenizer from {path}: {brief(error)}; name one with --tokenizer") from error
+
+
+def brief(error: BaseException) -> str:
+    """The first line of an error that another library raised, with its kind."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+
+
+def _split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Path | None]:
+    """The base and the adapter, where `path` is itself an adapter's folder; else both as they are."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ModelError(f"model {path} is a file; name the folder that holds config.json and model.safetensors")
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if not folder.exists() and looks_local:
+        raise ModelError(f"no model folder at {path}")
+    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+        return path, adapter
+    if adapter is not None:
+        raise ModelError(f"{path} is an adapter; name its base model before the '+', not another adapter")
+    base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+    if not base:
+        raise ModelError(f"adapter {path} does not say which base it was made for; write BASE+{path}")
+    return str(base), path
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ModelError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
+    return found
+
+
+def _load_base(
+    path: str, dtype: str | torch.dtype | None, trust_remote_code: bool, where: dict[str, str]
+) -> PreTrainedModel:
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{path} holds no config.json: not a Hugging Face model folder")
+        if not any(folder.glob("*.safetensors")):
+            pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
+            held = f"only pickled weights ({pickles[0]}), which can run code when read" if pickles else "no weights"
+            raise ModelError(f"{path} holds {held}; save it with save_pretrained(..., safe_serialization=True)")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype="auto" if dtype is None else _dtype(dtype),
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                **where,
+            )
+    except LOAD_ERRORS as error:
+        raise ModelError(f"cannot load model {path}: {brief(error)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing or report["mismatched_keys"]:
+        what = missing or sorted(str(key) for key in report["mismatched_keys"])
+        raise ModelError(
+            f"{path}: {len(what)} weights are missing or have another shape than config.json says, first {what[0]}"
+        )
+    return model
+
+
+def _load_adapter(base: Module, adapter: str, base_path: str) -> Module:
+    from peft import PeftConfig, PeftModel
+
+    folder = Path(adapter)
+    if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
+        raise ModelError(f"adapter {adapter} holds no adapter_model.safetensors (pickled adapters are not read)")
+    if not folder.is_dir() and (adapter.startswith((".", "/", "~")) or adapter.count("/") != 1):
+        raise ModelError(f"no adapter folder at {adapter}")
+    try:
+        made_for = PeftConfig.from_pretrained(adapter).base_model_name_or_path
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model = PeftModel.from_pretrained(base, adapter)  # pyright: ignore[reportArgumentType]
+    except LOAD_ERRORS as error:
+        raise ModelError(f"adapter {adapter} does not fit {base_path}: {brief(error)}") from error
+    if any("missing adapter keys" in str(warning.message).lower() for warning in said):
+        raise ModelError(
+            f"adapter {adapter} lacks weights for some of its target modules in {base_path} (made for {made_for})"
+        )
+    _check_base(base, adapter, base_path, made_for)
+    return model
+
+
+def _check_base(base: Module, adapter: str, base_path: str, made_for: str | None) -> None:
+    """Refuse a base whose weights are not those that the adapter's run recorded; warn where only the name differs."""
+    from attnbalance.models.fingerprint import fingerprint
+
+    expected = read_json(Path(adapter) / MARKER).get("base_fingerprint")
+    if expected is None:
+        if made_for and made_for != base_path and Path(made_for).name != Path(base_path).name:
+            warnings.warn(f"adapter {adapter} was made for {made_for} and is loaded on {base_path}", stacklevel=4)
+    elif expected != fingerprint(base):
+        raise ModelError(
+            f"adapter {adapter} was made for another base ({made_for}): the weights of {base_path} differ from its"
+        )

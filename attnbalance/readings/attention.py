@@ -1,0 +1,124 @@
+"""Attention rows of prompts, and the readings made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnbalance.errors import DataError
+from attnbalance.models.hooked import HookedModel
+from attnbalance.prompts import Prompt
+from attnbalance.readings.reading import Reading, concatenate
+from attnbalance.tokens import PromptBatch, batches, check_lengths, encode, pad
+
+REDUCTIONS = ("max", "sum")
+
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """Attention probabilities of each prompt's last token over its own tokens, float32, on the CPU.
+
+    Token j of a prompt stands at position j, whatever the padding was; positions behind its end hold 0. A row sums to
+    1 (less in models with attention sinks). `spans` marks the tokens of each role.
+    """
+
+    values: Float[Tensor, "prompt layer head position"]
+    spans: Mapping[str, Bool[Tensor, "prompt position"]]
+    tokens: tuple[tuple[str, ...], ...]
+    layers: tuple[int, ...]
+    prompts: tuple[Prompt, ...]
+
+    def to(self, role: str, reduce: str = "max") -> Reading:
+        """The rows reduced over the tokens of one role: "max" (Ghosal et al. 2024, B.3) or "sum", the share of mass.
+
+        Raises `DataError` for another reduction and for a role that some prompt lacks.
+        """
+        if reduce not in REDUCTIONS:
+            raise DataError(f"reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+        span = self.spans.get(role)
+        if span is None or not bool(span.any(dim=1).all()):
+            raise DataError(f"not every prompt has a span {role!r}; there are {', '.join(self.spans) or 'none'}")
+        inside = self.values.masked_fill(~span[:, None, None, :], 0.0)
+        values = inside.amax(dim=-1) if reduce == "max" else inside.sum(dim=-1)
+        return Reading(
+            f"{role} attention ({reduce})",
+            "probability",
+            values,
+            self.layers,
+            tuple(prompt.prompt_id for prompt in self.prompts),
+            tuple(prompt.fact.subject for prompt in self.prompts),
+        )
+
+
+def read_attention(
+    model: HookedModel, prompts: Sequence[Prompt], *, batch_size: int = 32, progress: bool = False
+) -> AttentionRows:
+    """The attention row of every prompt's last token in every layer and head, in the order of the prompts.
+
+    Holds the rows of all prompts: prompts x layers x heads x longest prompt x 4 bytes. For a reading of
+    many prompts that holds one batch at a time, see `read_subject_attention`. Raises `BadRowsError` for prompts that the tokenizer
+    or the model's positions do not fit, `DataError` for no prompts.
+    """
+    indexed = list(_indexed_batches(model, prompts, batch_size, progress))
+    parts = [part for _, part in indexed]
+    order = torch.tensor([i for places, _ in indexed for i in places]).argsort()
+    width = max(part.values.shape[-1] for part in parts)
+
+    def join(pieces: list[Tensor]) -> Tensor:
+        return torch.cat([torch.nn.functional.pad(piece, (0, width - piece.shape[-1])) for piece in pieces])[order]
+
+    tokens = [tokens for part in parts for tokens in part.tokens]
+    return AttentionRows(
+        join([part.values for part in parts]),
+        {role: join([part.spans[role] for part in parts]) for role in parts[0].spans},
+        tuple(tokens[j] for j in order.tolist()),
+        model.layers,
+        tuple(prompts),
+    )
+
+
+def read_subject_attention(
+    model: HookedModel, prompts: Sequence[Prompt], *, reduce: str = "max", batch_size: int = 32, progress: bool = False
+) -> Reading:
+    """`read_attention(model, prompts).to("subject", reduce)`, holding the rows of one batch at a time."""
+    indexed = _indexed_batches(model, prompts, batch_size, progress)
+    joined = concatenate([rows.to("subject", reduce) for _, rows in indexed])
+    return joined.at([prompt.prompt_id for prompt in prompts])
+
+
+def _indexed_batches(
+    model: HookedModel, prompts: Sequence[Prompt], batch_size: int, progress: bool
+) -> Iterator[tuple[list[int], AttentionRows]]:
+    """The places of a batch of prompts and their rows, batch by batch, longest prompts first."""
+    from tqdm import tqdm
+
+    if not prompts or batch_size < 1:
+        raise DataError(
+            f"expected at least one prompt and a batch size of at least 1, got {len(prompts)} and {batch_size}"
+        )
+    encodings = encode(prompts, model.tokenizer)
+    check_lengths(encodings, model.max_positions)
+    with tqdm(total=len(encodings), desc="attention", unit="prompt", disable=not progress, leave=False) as bar:
+        for places in batches(encodings, batch_size):
+            with torch.no_grad():
+                yield places, rows_of(model, pad([encodings[i] for i in places], model.pad_id))
+            bar.update(len(places))
+
+
+def rows_of(model: HookedModel, batch: PromptBatch) -> AttentionRows:
+    """The rows of one batch, moved so that every prompt's first token stands at position 0; padding may be on any side."""
+    rows = model.rows(batch).cpu()
+    mask = batch.attention_mask.cpu() != 0
+    order = mask.int().argsort(dim=1, descending=True, stable=True)
+    values = rows.gather(3, order[:, None, None, :].expand(rows.shape))
+    spans = {role: span.gather(1, order) for role, span in batch.spans.items()}
+    ids = batch.input_ids.gather(1, order)
+    tokens = tuple(
+        tuple(model.tokenizer.decode([i]) for i in one[:length].tolist())
+        for one, length in zip(ids, mask.sum(1), strict=True)
+    )
+    return AttentionRows(values, spans, tokens, model.layers, batch.prompts)
