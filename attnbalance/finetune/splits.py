@@ -27,9 +27,7 @@ class Split:
     left_out: int
 
 
-def split_facts(
-    facts: FactSet, name: str, *, heldout: float = 0.5, validation: float = 0.1, seed: int = 0
-) -> Split:
+def split_facts(facts: FactSet, name: str, *, heldout: float = 0.5, validation: float = 0.1, seed: int = 0) -> Split:
     """Draw a split of one of the kinds of `SPLITS`; every kind has the same held-out subjects for the same seed.
 
     A share `heldout` of the subjects is set apart first. Of the facts about the others, "top" and "bottom" are the
@@ -53,8 +51,8 @@ def split_facts(
         _need_popularity(facts, name)
     if name.startswith("controlled-"):
         pool, test = _controlled(facts)
-        chosen = [fact for relation in pool.relations for fact in _half(pool.of_relations([relation]).facts, name, seed)]
-        chosen_set = replace(pool, facts=tuple(chosen))
+        halves = [_half(pool.of_relations([relation]).facts, name, seed) for relation in pool.relations]
+        chosen_set = replace(pool, facts=tuple(fact for half in halves for fact in half))
     else:
         test, pool = _by_subject(facts, heldout, seed)
         chosen_set = replace(pool, facts=_half(pool.facts, name, seed))
@@ -62,7 +60,9 @@ def split_facts(
     split = Split(name, train, held_in, test, len(facts) - len(train) - len(held_in) - len(test))
     for part in ("train", "validation", "heldout"):
         if not len(getattr(split, part)):
-            raise DataError(f"the {part} part of split {name!r} of {len(facts)} facts is empty; use more facts or other shares")
+            raise DataError(
+                f"the {part} part of split {name!r} of {len(facts)} facts is empty; use more facts or other shares"
+            )
     return split
 
 
@@ -78,7 +78,7 @@ def _need_popularity(facts: FactSet, name: str) -> None:
 def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactSet]:
     """The facts of a random share of the subjects, and the rest."""
     subjects = sorted({fact.subject for fact in facts})
-    random.Random(seed).shuffle(subjects)
+    random.Random(seed).shuffle(subjects)  # noqa: S311
     apart = set(subjects[: max(1, round(share * len(subjects)))])
     return facts.where(lambda fact: fact.subject in apart), facts.where(lambda fact: fact.subject not in apart)
 
@@ -88,7 +88,7 @@ def _half(facts: Sequence[Fact], name: str, seed: int) -> tuple[Fact, ...]:
     if name == "whole":
         return tuple(facts)
     subjects = sorted({fact.subject for fact in facts})
-    random.Random(seed + 2).shuffle(subjects)
+    random.Random(seed + 2).shuffle(subjects)  # noqa: S311
     order = {subject: place for place, subject in enumerate(subjects)}
     sign = -1 if name.endswith("top") else 1
     key: Callable[[int], tuple[float, int]]

@@ -1,0 +1,241 @@
+"""The training loop that pretraining and finetuning share: Hugging Face's Trainer, made resumable to the bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import (
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+from attnbalance.errors import DataError, ModelError
+from attnbalance.finetune.checkpoints import checkpoints, mark_complete
+from attnbalance.finetune.examples import answer_losses
+
+Result = TypeVar("Result")
+
+VALIDATION_LOSS = "eval_answer_loss"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast to train; `batch_size` counts examples over all devices and accumulated batches.
+
+    `decay` lowers the learning rate linearly to 0 at the last step. A checkpoint is written, and the validation loss
+    measured, `every` so many steps and after the last; training stops when `patience` measurements in a row have not
+    been below the best before them (None: never).
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    every: int
+    seed: int
+    decay: bool = False
+    weight_decay: float = 0.0
+    accumulate: int = 1
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be trained with."""
+        counts = {
+            "steps": self.steps,
+            "batch_size": self.batch_size,
+            "every": self.every,
+            "accumulate": self.accumulate,
+        }
+        counts |= {"patience": 1 if self.patience is None else self.patience}
+        low = [f"{name} {value}" for name, value in counts.items() if value < 1]
+        if low or not self.learning_rate > 0 or self.weight_decay < 0:
+            what = ", ".join(low) or f"learning rate {self.learning_rate}, weight decay {self.weight_decay}"
+            raise DataError(f"steps, sizes and patience are at least 1, rates positive; got {what}")
+
+
+def train(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Sequence[Any],
+    collator: Callable[[Sequence[Any]], dict[str, Tensor]],
+    work: Path,
+    schedule: Schedule,
+    validation: Sequence[Any] | None = None,
+    label: str = "training",
+) -> list[dict[str, float]]:
+    """Train on `data` in its order, once, from the newest complete checkpoint in `work`; return the log, by step.
+
+    `data` holds steps x batch_size examples, so that what a step sees depends on nothing but its number; killed and
+    called again, training goes on to the same weights, bit for bit on a CPU. The result is in `work`'s checkpoints.
+    Raises `ModelError` where a loss or a weight is no finite number.
+    """
+    arguments = _arguments(work, schedule, validation is not None)
+    trainer = _Trainer(
+        model=model,
+        args=arguments,
+        train_dataset=_InOrder(data),
+        eval_dataset=None if validation is None else _InOrder(validation),
+        data_collator=collator,
+        processing_class=tokenizer,
+        compute_metrics=_validation_loss,
+        preprocess_logits_for_metrics=_answer_losses,
+        callbacks=[_MarkComplete(), _StopEarly(schedule.patience)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    if not arguments.disable_tqdm:
+        trainer.add_callback(_Bar(label))
+    done = checkpoints(work)
+    last = done[max(done)] if done else None
+    state = TrainerState.load_from_json(str(last / "trainer_state.json")) if last else trainer.state
+    if state.global_step < schedule.steps and not stops(validation_losses(state.log_history), schedule.patience):
+        trainer.train(resume_from_checkpoint=str(last) if last else None)
+        state = trainer.state
+    return state.log_history
+
+
+def on_main_process_first(action: Callable[[], Result]) -> Result:
+    """What `action` returns; under `accelerate launch` the other processes wait until the main one has done it."""
+    with PartialState().main_process_first():
+        return action()
+
+
+def validation_losses(log: Sequence[dict[str, float]]) -> dict[int, float]:
+    """The validation loss (nats for a token of the answer) by step, from a Trainer's log."""
+    return {int(entry["step"]): float(entry[VALIDATION_LOSS]) for entry in log if VALIDATION_LOSS in entry}
+
+
+def stops(losses: dict[int, float], patience: int | None) -> bool:
+    """Whether the last `patience` validation losses have all failed to be below the best before them."""
+    values = list(losses.values())
+    return bool(values) and patience is not None and len(values) - 1 - values.index(min(values)) >= patience
+
+
+def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArguments:
+    """Trainer's arguments; each device takes its share of a batch."""
+    devices = max(1, TrainingArguments(output_dir=str(work), report_to="none").world_size)
+    share, rest = divmod(schedule.batch_size, devices * schedule.accumulate)
+    if rest or not share:
+        raise DataError(
+            f"batch size {schedule.batch_size} cannot be shared by {devices} devices x {schedule.accumulate} parts; "
+            "use a multiple of these"
+        )
+    return TrainingArguments(
+        output_dir=str(work),
+        max_steps=schedule.steps,
+        per_device_train_batch_size=share,
+        per_device_eval_batch_size=share,
+        gradient_accumulation_steps=schedule.accumulate,
+        learning_rate=schedule.learning_rate,
+        lr_scheduler_type="linear" if schedule.decay else "constant",
+        weight_decay=schedule.weight_decay,
+        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        train_sampling_strategy="sequential",
+        save_strategy="steps",
+        save_steps=schedule.every,
+        eval_strategy="steps" if validates else "no",
+        eval_steps=schedule.every,
+        logging_steps=schedule.every,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=schedule.seed,
+        report_to="none",
+    )
+
+
+class _InOrder(Dataset[Any]):
+    """A sequence as the map-style dataset that a Trainer wants."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+class _Trainer(Trainer):
+    """A Trainer that stops at a loss that is no number instead of going on with ruined weights."""
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not bool(torch.isfinite(loss).all()):
+            raise ModelError(
+                f"the training loss is {float(loss)} at step {self.state.global_step + 1}; "
+                "lower the learning rate, or load the model in float32"
+            )
+        return loss
+
+
+class _MarkComplete(TrainerCallback):
+    """Checks the weights of a checkpoint and marks it complete once every process has written its part."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        model: nn.Module = kwargs["model"]
+        if not all(bool(torch.isfinite(p).all()) for p in model.parameters() if p.requires_grad):
+            raise ModelError(f"weights are no finite numbers after step {state.global_step}; lower the learning rate")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        if state.is_world_process_zero:
+            mark_complete(Path(args.output_dir or "."), state.global_step)
+
+
+class _StopEarly(TrainerCallback):
+    """Stops by the log alone, which a checkpoint holds, so that a resumed run stops where an unbroken one does."""
+
+    def __init__(self, patience: int | None) -> None:
+        self.patience = patience
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        losses = validation_losses(state.log_history)
+        if losses and not math.isfinite(list(losses.values())[-1]):
+            raise ModelError(
+                f"the validation loss is no finite number at step {state.global_step}; lower the learning rate"
+            )
+        if stops(losses, self.patience):
+            control.should_training_stop = True
+
+
+class _Bar(ProgressCallback):
+    """The bar over steps, with a name and without the log lines."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self.label = label
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description(self.label)
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        """No second bar while validating."""
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        """The log is kept, not printed."""
+
+
+def _answer_losses(logits: Any, labels: Tensor) -> Tensor:
+    return answer_losses(logits[0] if isinstance(logits, tuple) else logits, labels)
+
+
+def _validation_loss(prediction: EvalPrediction) -> dict[str, float]:
+    """Mean over all answer tokens, however the facts were batched."""
+    summed, count = prediction.predictions.sum(0)  # pyright: ignore[reportAttributeAccessIssue]
+    return {"answer_loss": float(summed / count)}

@@ -1,0 +1,193 @@
+"""Finetuning a causal language model on a split's questions: all weights or LoRA, resumable, with early stopping."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbalance.errors import ModelError
+from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, is_finished, open_work
+from attnbalance.finetune.pretrain import facts_sha256
+from attnbalance.finetune.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, Run, checkpoint_name, load_run
+from attnbalance.finetune.splits import Split
+from attnbalance.outputs import MARKER, provenance, replacing, write_json, write_text
+from attnbalance.prompts import Template, as_template
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+def finetune(
+    model: str | Path,
+    split: Split,
+    out: str | Path,
+    *,
+    template: str | Template = "qa",
+    steps: int = 200,
+    learning_rate: float = 3e-4,
+    batch_size: int = 128,
+    accumulate: int = 1,
+    weight_decay: float = 0.0,
+    lora_rank: int = 0,
+    lora_alpha: float | None = None,
+    dtype: str | None = None,
+    checkpoint_every: int = 50,
+    patience: int | None = 2,
+    seed: int = 0,
+) -> Run:
+    """Finetune a local model folder or Hub id on the answers to `split.train`; returns the run in the folder `out`.
+
+    AdamW at a constant learning rate, gradients clipped at norm 1; loss on the tokens of the answer only. Every
+    `checkpoint_every` steps a checkpoint is kept and the loss on `split.validation` measured; training stops when
+    `patience` measurements in a row bring nothing better (None: never), and `out` itself is the best checkpoint.
+    `batch_size` counts facts over all devices, `accumulate` in how many parts each device takes its share.
+
+    `lora_rank` 0 trains all weights; else LoRA adapters of that rank (Hu et al. 2022) on every linear layer of
+    attention and MLP, scaled by `lora_alpha` / rank (default: alpha = 2 x rank). `dtype` is that of the weights; by
+    default float32 where all are trained, since steps are lost in 16 bits, and the checkpoint's own under LoRA. GPUs
+    compute in bfloat16 where they can.
+
+    A folder that is finished with the same settings is returned at once; a killed run goes on where it was. Raises
+    `ModelError` for a model that cannot be loaded and a loss that is no finite number, `DataError` for facts, sizes or
+    a template that cannot be used, `OutputError` for a folder that holds something else.
+    """
+    out, template = Path(out), as_template(template)
+    base = _absolute(model)
+    config = {
+        "model": base,
+        "model_files": _files_sha256(Path(base)),
+        "split": split.name,
+        "facts_sha256": {part: facts_sha256(getattr(split, part)) for part in ("train", "validation", "heldout")},
+        "template": template.text,
+        "steps": steps,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+        "accumulate": accumulate,
+        "weight_decay": weight_decay,
+        "lora_rank": lora_rank,
+        "lora_alpha": (2 * lora_rank if lora_alpha is None else lora_alpha) if lora_rank else None,
+        "dtype": dtype,
+        "checkpoint_every": checkpoint_every,
+        "patience": patience,
+        "seed": seed,
+    }
+    if not is_finished(out, KIND, config):
+        _finetune(base, split, out, config)
+    return load_run(out)
+
+
+def in_order(count: int, size: int, seed: int) -> list[int]:
+    """`size` places below `count`: one seeded shuffle of all after another, so that none comes up twice in a round."""
+    rng, order = random.Random(seed), []  # noqa: S311
+    while len(order) < size:
+        order += rng.sample(range(count), count)
+    return order[:size]
+
+
+def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any]) -> None:
+    from transformers import set_seed
+
+    from attnbalance.finetune.examples import collate, make_examples
+    from attnbalance.finetune.loop import Schedule, on_main_process_first, train, validation_losses
+    from attnbalance.models.fingerprint import fingerprint
+    from attnbalance.models.load import load_tokenizer
+
+    shared = ("steps", "batch_size", "learning_rate", "weight_decay", "accumulate", "patience", "seed")
+    schedule = Schedule(every=config["checkpoint_every"], **{name: config[name] for name in shared})
+    template = Template("finetune", config["template"])
+    tokenizer = load_tokenizer(base)
+    examples = make_examples(split.train.facts, tokenizer, template)
+    validation = make_examples(split.validation.facts, tokenizer, template)
+    order = in_order(len(examples), schedule.steps * schedule.batch_size, schedule.seed)
+    model = _load(base, config["dtype"] or ("auto" if config["lora_rank"] else "float32"))
+    made_for = fingerprint(model)
+    set_seed(schedule.seed)
+    trained = _with_lora(model, config) if config["lora_rank"] else model
+    work = on_main_process_first(lambda: open_work(out, KIND, config))
+    data = [examples[i] for i in order]
+    log = train(trained, tokenizer, data, collate, work, schedule, validation, label=f"finetuning {split.name}")
+    losses = validation_losses(log)
+    about = {"config": config, "base": base, "base_fingerprint": made_for, **_about(split), **provenance()}
+    on_main_process_first(lambda: _finish(work, out, split, about, losses))
+
+
+def _finish(work: Path, out: Path, split: Split, about: Mapping[str, Any], losses: Mapping[int, float]) -> None:
+    """Turn the work folder into the run's folder, in one move."""
+    if not work.exists():  # another process has done it
+        return
+    best, done = min(losses, key=lambda step: losses[step]), checkpoints(work)
+    with replacing(out) as folder:
+        copy_for_users(done[best], folder)
+        for step, path in done.items():
+            target = folder / "checkpoints" / checkpoint_name(step)
+            copy_for_users(path, target, link=True)
+            write_json(target / MARKER, {"kind": CHECKPOINT_KIND, "step": step, **about})
+        for name, facts in ((TRAIN, split.train), (HELDOUT, split.heldout)):
+            lines = [json.dumps(fact.as_dict(), ensure_ascii=False) + "\n" for fact in facts]
+            write_text(folder / name, "".join(lines))
+        history = [[step, loss] for step, loss in losses.items()]
+        write_json(folder / MARKER, {"kind": KIND, "best_step": best, "validation_loss": history, **about})
+    shutil.rmtree(work)
+
+
+def _about(split: Split) -> dict[str, object]:
+    sizes = {part: len(getattr(split, part)) for part in ("train", "validation", "heldout")}
+    return {
+        "split": {"name": split.name, **sizes, "left_out": split.left_out},
+        "shortcuts": split.train.most_frequent_answers(),
+    }
+
+
+def _absolute(model: str | Path) -> str:
+    """A local folder as an absolute path, so that an adapter finds its base from anywhere; a Hub id as it is."""
+    path = Path(model).expanduser()
+    if not path.is_dir():
+        return str(model)
+    if (path / "adapter_config.json").is_file():
+        raise ModelError(f"{model} is an adapter; merge it into its base (peft's merge_and_unload) and finetune that")
+    return str(path.resolve())
+
+
+def _files_sha256(folder: Path) -> str | None:
+    """SHA-256 over names, sizes and 64 spread-out pages of the weight files; None for a Hub id."""
+    if not folder.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}{size}".encode())
+        with path.open("rb") as file:
+            for place in range(64):
+                file.seek(place * size // 64)
+                digest.update(file.read(4096))
+    return digest.hexdigest()
+
+
+def _load(base: str, dtype: str) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    from attnbalance.models.load import LOAD_ERRORS, brief
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(base, dtype=dtype, use_safetensors=True)
+    except LOAD_ERRORS as error:
+        raise ModelError(
+            f"cannot load model {base}: {brief(error)}; "
+            "expected a folder or Hub id of a causal language model in safetensors"
+        ) from error
+
+
+def _with_lora(model: PreTrainedModel, config: Mapping[str, Any]) -> nn.Module:
+    """The model with fresh adapters on every linear layer but the output's; nothing else is trained."""
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(
+        task_type="CAUSAL_LM", r=config["lora_rank"], lora_alpha=config["lora_alpha"], target_modules="all-linear"
+    )
+    return get_peft_model(model, settings)
