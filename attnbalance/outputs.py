@@ -1,4 +1,4 @@
-"""Output folders and files: claimed before work starts, written whole or not at all."""
+"""Output files and folders, written whole or not at all, with what made them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 import platform
 import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-
-from attnbalance.errors import OutputError
 
 MARKER = "attnbalance.json"
 """The file that says what a folder holds and how it was made: kind, config, versions."""
@@ -64,33 +61,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def claim(out: Path, kind: str, config: Mapping[str, object]) -> Path:
-    """Make the folder `out` ours for results of one kind, before any work is done; returns it.
-
-    Writes the marker (kind, config, versions). Raises `OutputError` where the folder cannot be written, is a file, or
-    holds something that this command did not make.
-    """
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"--out {out} is a file; name a folder")
-    held = sorted(p.name for p in out.iterdir() if not p.name.startswith(".")) if out.is_dir() else []
-    found = read_json(out / MARKER).get("kind")
-    if held and found != kind:
-        what = (
-            f"results of `{found}`"
-            if found
-            else f"other things ({', '.join(held[:3])}{', ...' if len(held) > 3 else ''})"
-        )
-        raise OutputError(f"--out {out} holds {what}; name a new or empty folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=out):
-            pass
-        write_json(out / MARKER, {"kind": kind, "config": dict(config)} | provenance())
-    except OSError as error:
-        raise OutputError(f"cannot write to --out {out}: {error}") from error
-    return out
 
 
 def provenance() -> dict[str, object]:

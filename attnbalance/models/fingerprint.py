@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import torch
 from torch.nn import Module
@@ -29,3 +30,22 @@ def _base_parameters(model: Module) -> list[tuple[str, torch.Tensor]]:
         for name, parameter in model.named_parameters()
         if "lora_" not in name
     ]
+
+
+def files_fingerprint(path: str | Path) -> str | None:
+    """SHA-256 over names, sizes and 64 evenly spaced pages of the weight files of a folder; None for a Hub id.
+
+    Tells without loading anything whether a folder still holds the weights that something was computed from.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name}{size}".encode())
+        with file.open("rb") as stream:
+            for page in range(64):
+                stream.seek(page * size // 64)
+                digest.update(stream.read(4096))
+    return digest.hexdigest()

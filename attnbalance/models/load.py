@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import SafetensorError
 from torch.nn import Module
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from attnbalance.errors import ModelError
 from attnbalance.models.hooked import HookedModel, hook
@@ -70,6 +70,22 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
         raise ModelError(f"cannot load a tokenizer from {path}: {brief(error)}; name one with --tokenizer") from error
+
+
+def load_limits(
+    model: str, tokenizer: str | None = None, trust_remote_code: bool = False
+) -> tuple[PreTrainedTokenizerBase, int | None]:
+    """The tokenizer of a model that is not loaded, and its longest input in tokens (None for no limit).
+
+    `model` may be the folder of an adapter, whose base is meant. Raises `ModelError` where either cannot be loaded.
+    """
+    base, _ = _split_adapter(model, None)
+    try:
+        config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+    except LOAD_ERRORS as error:
+        raise ModelError(f"cannot load model {base}: {brief(error)}") from error
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return load_tokenizer(tokenizer or base, trust_remote_code), limit if isinstance(limit, int) else None
 
 
 def brief(error: BaseException) -> str:
