@@ -95,7 +95,7 @@ def usable_prompts(
         if how.chat:
             rendered = [as_chat(prompts, tokenizer) for tokenizer, _ in named]
             if any([p.text for p in one] != [p.text for p in rendered[0]] for one in rendered[1:]):
-                raise ModelError("these models have different chat templates, so they would not be asked the same; measure one at a time")
+                raise ModelError("these models have different chat templates and cannot be asked the same; measure each alone")
             prompts = rendered[0]
         for tokenizer, positions in named:
             check_lengths(encode(prompts, tokenizer), positions, extra=room)

@@ -42,21 +42,22 @@ def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place, file or folder, when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, old = path.with_name(f".{path.name}.tmp"), path.with_name(f".{path.name}.old")
-    _remove(temporary)  # what a killed run may have left
-    _remove(old)
+    remove(temporary)  # what a killed run may have left
+    remove(old)
     try:
         yield temporary
         if path.is_dir():
             path.rename(old)
             temporary.rename(path)
-            _remove(old)
+            remove(old)
         else:
             temporary.replace(path)
     finally:
-        _remove(temporary)
+        remove(temporary)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all that it holds; what is not there is as good."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -1,0 +1,238 @@
+"""The command line: parses, calls the library, prints; a message and exit code 2 for whatever a user can put right."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from attnbalance.errors import AttnBalanceError, DataError
+
+
+class _Commands(TyperGroup):
+    """Commands whose errors, where a user can put them right, become one message and exit code 2."""
+
+    def invoke(self, ctx: typer.Context) -> object:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except AttnBalanceError as error:
+            _fail(str(error))
+        except KeyboardInterrupt:
+            _fail("interrupted; run the same command again to go on")
+        except Exception as error:
+            message = _trouble(error)
+            if message is None:
+                raise
+            _fail(message)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Measure where finetuning takes a language model's attention off a question's subject, and what that costs.",
+    epilog="Start with `attnbalance demo`. SOURCE is `popqa` (from the Hub), `popqa:PATH`, or PATH of your own facts.",
+)
+
+Out = Annotated[Path, typer.Option(help="Folder for the results: new, empty, or one to go on with.")]
+Facts = Annotated[
+    str,
+    typer.Option(
+        metavar="SOURCE",
+        help="`popqa`, `popqa:PATH`, or PATH of a .jsonl, .csv, .tsv or .parquet file with the columns subject, "
+        "relation, answers and, optionally, popularity and question.",
+    ),
+]
+Relations = Annotated[str | None, typer.Option(metavar="A,B", help="Only the facts of these relations.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most N facts, drawn at random (seeded).")]
+Seed = Annotated[int, typer.Option(help="Decides everything that is random.")]
+Template = Annotated[
+    str,
+    typer.Option(
+        metavar="plain|qa|TEXT",
+        help="plain: the question as it is; qa: 'Question: ... Answer:'; or a text with {question} or {subject}.",
+    ),
+]
+
+
+@app.command()
+def demo(
+    out: Out = Path("attnbalance-demo"),
+    facts: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="Real facts with popularity, in place of the invented world.")
+    ] = None,
+    relations: Relations = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+) -> None:
+    """See the whole thing at work on a small model made here: about five minutes on two CPU cores.
+
+    Pretrains a small Llama on a world of facts, finetunes it on questions about the more popular half of them
+    (FT-Top), the less popular half (FT-Bottom) and all (FT-Whole), and writes a report on what that does to attention
+    and to answers about held-out subjects. Run it again to continue, or to see the answer again.
+    """
+    from attnbalance.demo import demo as run
+
+    if facts is None and (relations or limit):
+        raise DataError("--relations and --limit choose among --facts; the invented world takes neither")
+    answer = run(out, source=facts, relations=_names(relations), limit=limit, seed=seed, progress=_progress())
+    _say(answer, out)
+
+
+@app.command()
+def finetune(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or Hub id of a causal language model.")],
+    facts: Facts,
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="top, bottom (by popularity), random (halves of the facts about the subjects trained on), whole, "
+            "controlled-top or controlled-bottom (PopQA-Controlled).",
+        ),
+    ],
+    out: Out,
+    relations: Relations = None,
+    limit: Limit = None,
+    template: Template = "qa",
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")] = 200,
+    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of AdamW, constant.")] = 3e-4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions a step, over all devices.")] = 128,
+    accumulate: Annotated[int, typer.Option(min=1, help="Parts in which a device takes its share of a batch.")] = 1,
+    weight_decay: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    lora_rank: Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
+    lora_alpha: Annotated[float | None, typer.Option(help="Scale of LoRA; by default twice the rank.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default what suits the method.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")] = 50,
+    patience: Annotated[int, typer.Option(min=0, help="Stop after so many validations without gain; 0: never.")] = 2,
+    heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing.")] = 0.5,
+    seed: Seed = 0,
+) -> None:
+    """Finetune a model on questions about facts, and keep some subjects apart to test it on.
+
+    The folder --out is itself a model (or adapter): the checkpoint that was best on a validation part of the training
+    facts. It also holds all checkpoints, train.jsonl, and heldout.jsonl for `attnbalance curve --facts`.
+    """
+    from attnbalance.datasets.load import load_facts
+    from attnbalance.finetune.splits import split_facts
+    from attnbalance.finetune.trainer import finetune as run
+
+    _progress()
+    chosen = load_facts(facts, _names(relations), limit, seed)
+    done = run(
+        model,
+        split_facts(chosen, split, heldout=heldout, seed=seed),
+        out,
+        template=template,
+        steps=steps,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        weight_decay=weight_decay,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        dtype=dtype,
+        checkpoint_every=checkpoint_every,
+        patience=patience or None,
+        seed=seed,
+    )
+    loss = done.validation_loss[done.best_step]
+    name = f"{done.base}+{out}" if lora_rank else str(out)
+    print(f"Best checkpoint: step {done.best_step}, validation loss {loss:.3f} nats a token; it is {out} itself.")
+    print(
+        f"Next: attnbalance curve base={done.base} finetuned={name} --facts {out / 'heldout.jsonl'} --recall --out ..."
+    )
+
+
+@app.command()
+def curve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to compare: folders or Hub ids, with an adapter."
+        ),
+    ],
+    facts: Facts,
+    out: Out,
+    relations: Relations = None,
+    template: Template = "qa",
+    limit: Limit = None,
+    recall: Annotated[bool, typer.Option("--recall", help="Also generate answers and report accuracy.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Drop and count facts that cannot be asked.")] = False,
+    reduce: Annotated[str, typer.Option(metavar="max|sum", help="How a subject's tokens are put together.")] = "max",
+    chat: Annotated[bool, typer.Option("--chat", help="Ask through the tokenizer's chat template.")] = False,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Folder or Hub id of the tokenizer, if not the model's.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default the checkpoint's.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ..., or auto to spread over all GPUs.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1)] = 32,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+    seed: Seed = 0,
+) -> None:
+    """Draw the subject-attention curve of one or more models on the same questions, with intervals.
+
+    Writes report.html, curves.png, curves.json, readings.parquet (label, prompt_id, layer, head, value), prompts.jsonl
+    and, with --recall, recall.json and answers.jsonl. The report is about the difference of the first two models.
+    """
+    from attnbalance.datasets.load import load_facts
+    from attnbalance.measure import How, parse_spec
+    from attnbalance.readings.attention import REDUCTIONS
+    from attnbalance.results import curve as run
+
+    if reduce not in REDUCTIONS:
+        raise DataError(f"--reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+    specs = [parse_spec(model) for model in models]
+    chosen = load_facts(facts, _names(relations), limit, seed)
+    how = How(template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed)
+    answer = run(specs, chosen, how, out, skip_bad=skip_bad, command=_command(), progress=_progress())
+    _say(answer, out)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def _trouble(error: BaseException) -> str | None:
+    """What to say of a full disk, whatever library met it, and of other trouble with files; None for another error."""
+    if getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):
+        return f"the disk is full ({error}); free some space and run the same command again to go on"
+    return f"{error.strerror}: {error.filename}" if isinstance(error, OSError) and error.filename else None
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _say(answer: str, out: Path) -> None:
+    print(f"{answer}\n\nReport: {out / 'report.html'}")
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _command() -> str:
+    return shlex.join(["attnbalance", *sys.argv[1:]])
+
+
+def _progress() -> bool:
+    """Whether to draw progress bars: on a terminal. Elsewhere transformers' own bars and remarks are silenced too."""
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return sys.stderr.isatty()

@@ -1,0 +1,80 @@
+"""The demonstration: a small world, a model pretrained on it, three finetunings, and what they do to attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbalance.datasets.load import load_facts
+from attnbalance.errors import OutputError
+from attnbalance.facts import FactSet
+from attnbalance.finetune.checkpoints import is_finished
+from attnbalance.finetune.pretrain import POPQA_RECIPE, SYNTHETIC_RECIPE, facts_sha256, pretrain
+from attnbalance.finetune.runs import Run
+from attnbalance.finetune.splits import split_facts
+from attnbalance.finetune.trainer import finetune
+from attnbalance.measure import How, ModelSpec, measure_all, usable_prompts
+from attnbalance.outputs import MARKER, provenance, read_json, remove, write_json
+from attnbalance.readings.compare import Comparison
+from attnbalance.results import write_results
+from attnbalance.worlds.statements import World
+from attnbalance.worlds.synthetic import synthetic_facts
+
+KIND = "demo"
+LABELS = {"top": "FT-Top", "bottom": "FT-Bottom", "whole": "FT-Whole"}
+HOW = How(recall=True, batch_size=128)
+POPQA_POWER = 0.5
+
+
+def demo(
+    out: str | Path,
+    *,
+    source: str | None = None,
+    relations: Sequence[str] | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> str:
+    """Run the demonstration into the folder `out`; returns the report's first sentence.
+
+    On an invented world, or on facts from `source` (see `load_facts`): pretrain a small Llama on statements of the
+    facts, finetune it on questions about the more popular half of the subjects trained on, the less popular half, and
+    all of them, and measure all four models on questions about held-out subjects. `seed` decides everything. What is
+    there already is not done again; a killed run goes on and ends with the same numbers. Raises `AttnBalanceError`.
+    """
+    out = Path(out)
+    facts = synthetic_facts(seed) if source is None else load_facts(source, relations, limit, seed)
+    config = {"facts": facts.name, "facts_sha256": facts_sha256(facts), "seed": seed}
+    if not is_finished(out, KIND, config):
+        _claim(out, config)
+    if "answer" not in read_json(out / MARKER):
+        power, recipe = (1.0, SYNTHETIC_RECIPE) if source is None else (POPQA_POWER, POPQA_RECIPE)
+        base = pretrain(World(facts, power), out / "base", recipe=recipe, seed=seed)
+        runs = {
+            label: finetune(base, split_facts(facts, split, seed=seed), out / f"ft-{split}", seed=seed)
+            for split, label in LABELS.items()
+        }
+        comparison = _compare(base, runs, facts, out / ".measured", seed, progress)
+        title = "Attention to the subject after finetuning on popular and on obscure facts"
+        command = f"attnbalance demo --seed {seed}" + (f" --facts {source}" if source else "")
+        write_results(comparison, out, KIND, config, title=title, command=command)
+        remove(out / ".measured")
+    return str(read_json(out / MARKER)["answer"])
+
+
+def _claim(out: Path, config: dict[str, object]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / MARKER, {"kind": KIND, "config": config} | provenance())
+    except OSError as error:
+        raise OutputError(f"cannot write to --out {out}: {error}") from error
+
+
+def _compare(base: Path, runs: dict[str, Run], facts: FactSet, work: Path, seed: int, progress: bool) -> Comparison:
+    """The base and the runs, asked about the held-out subjects, which all splits of one seed share."""
+    heldout = split_facts(facts, "whole", seed=seed).heldout
+    specs = [ModelSpec("base", str(base)), *(ModelSpec(label, str(run.path)) for label, run in runs.items())]
+    prompts, dropped = usable_prompts(heldout, specs, HOW, skip_bad=False)
+    shortcuts = {"base": runs["FT-Whole"].shortcuts}
+    measured = measure_all(specs, prompts, HOW, work, shortcuts, progress)
+    return Comparison(measured, prompts, HOW.reduce, ("FT-Top", "FT-Bottom"), {**facts.dropped, **dropped}, seed)

@@ -1,0 +1,103 @@
+"""The folder of results that a comparison leaves: prompts, curves, readings, recall, figure and report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from attnbalance.errors import DataError
+from attnbalance.facts import FactSet
+from attnbalance.finetune.checkpoints import is_finished, open_work
+from attnbalance.finetune.pretrain import facts_sha256
+from attnbalance.measure import How, ModelSpec, measure_all, usable_prompts
+from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.outputs import MARKER, provenance, read_json, remove, replacing, write_json, write_text
+from attnbalance.readings.compare import Comparison
+from attnbalance.report.figures import draw_curves
+from attnbalance.report.html import write_report
+from attnbalance.report.sentence import headline
+from attnbalance.report.tables import curves_json, recall_json, write_readings
+
+KIND = "curve"
+
+
+def curve(
+    specs: Sequence[ModelSpec],
+    facts: FactSet,
+    how: How,
+    out: str | Path,
+    *,
+    skip_bad: bool = False,
+    command: str = "",
+    progress: bool = False,
+) -> str:
+    """Measure models on questions about facts and write the folder `out`, whole; returns the report's first sentence.
+
+    The first two models are the pair whose difference the report is about. A folder that is finished with the same
+    settings, facts and weights is left as it is; a killed run goes on with the models that it had not yet measured.
+    Raises `AttnBalanceError` for whatever cannot be read, asked or written.
+    """
+    out = Path(out)
+    if not specs:
+        raise DataError("expected at least one LABEL=MODEL to measure, got none")
+    config = {
+        "models": [asdict(spec) for spec in specs],
+        "weights": [[files_fingerprint(path) for path in (spec.model, spec.adapter) if path] for spec in specs],
+        "facts": facts.name,
+        "facts_sha256": facts_sha256(facts),
+        "how": asdict(how),
+        "skip_bad": skip_bad,
+    }
+    if not is_finished(out, KIND, config):
+        prompts, dropped = usable_prompts(facts, specs, how, skip_bad)
+        work = open_work(out, KIND, config)
+        measured = measure_all(specs, prompts, how, work, progress=progress)
+        labels = tuple(one.label for one in measured)
+        pair = (labels[0], labels[1]) if len(labels) > 1 else None
+        comparison = Comparison(measured, prompts, how.reduce, pair, {**facts.dropped, **dropped}, how.seed)
+        with replacing(out) as folder:
+            folder.mkdir()
+            write_results(comparison, folder, KIND, config, title="Attention to the subject", command=command)
+        remove(work)
+    return str(read_json(out / MARKER)["answer"])
+
+
+def write_results(
+    comparison: Comparison, folder: Path, kind: str, config: Mapping[str, object], *, title: str, command: str
+) -> None:
+    """Write what a comparison says into a folder, each file whole; attnbalance.json, which names the answer, is last."""
+    lines = [json.dumps(prompt.as_dict(), ensure_ascii=False) + "\n" for prompt in comparison.prompts]
+    write_text(folder / "prompts.jsonl", "".join(lines))
+    write_json(folder / "curves.json", curves_json(comparison))
+    with replacing(folder / "readings.parquet") as path:
+        write_readings(comparison, path)
+    if any(one.recall for one in comparison.measured):
+        write_json(folder / "recall.json", recall_json(comparison))
+        write_text(folder / "answers.jsonl", "".join(_answers(comparison)))
+    with replacing(folder / "curves.png") as path:
+        draw_curves(comparison).savefig(path, format="png", dpi=150)
+    write_report(comparison, folder / "report.html", title=title, command=command)
+    about = {"kind": kind, "config": dict(config), "answer": headline(comparison), "command": command}
+    write_json(folder / MARKER, about | {"dropped": dict(comparison.dropped)} | provenance())
+
+
+def _answers(comparison: Comparison) -> list[str]:
+    """What each model said to each prompt, one JSON object a line."""
+    return [
+        json.dumps(
+            dict(zip(("label", "prompt_id", "output", "correct", "shortcut"), row, strict=True)), ensure_ascii=False
+        )
+        + "\n"
+        for one in comparison.measured
+        if one.recall
+        for row in zip(
+            [one.label] * len(one.recall.outputs),
+            one.recall.prompt_ids,
+            one.recall.outputs,
+            one.recall.correct,
+            one.recall.shortcut,
+            strict=True,
+        )
+    ]
