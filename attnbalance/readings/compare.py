@@ -14,7 +14,7 @@ from attnbalance.readings.recall import PairedAccuracy, Recall, compare_accuracy
 
 @dataclass(frozen=True)
 class ExampleRow:
-    """The attention row of one prompt over its tokens, averaged over heads: `weights[layer][position]`, each row sums to 1."""
+    """The attention row of one prompt over its tokens, averaged over heads: `weights[layer][position]`, sums of 1."""
 
     prompt_id: str
     tokens: tuple[str, ...]
@@ -39,7 +39,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several models measured on the same prompts; `pair` names the two labels whose difference is the question, if any.
+    """Models measured on the same prompts; `pair` names the two labels whose difference is the question, if any.
 
     `reduce` is the reduction over subject tokens. `dropped` counts rows that were not used, by reason.
     """

@@ -14,7 +14,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its interval; `n` is the number of prompts. `low` and `high` are NaN where one cluster alone was seen."""
+    """A mean with its interval over `n` prompts. `low` and `high` are NaN where one cluster alone was seen."""
 
     mean: float
     low: float

@@ -83,7 +83,8 @@ def difference(a: Reading, b: Reading) -> Reading:
     """
     if set(a.prompt_ids) != set(b.prompt_ids):
         raise DataError(
-            f"a paired difference needs the same prompts: {len(set(a.prompt_ids) ^ set(b.prompt_ids))} are in one reading only"
+            "a paired difference needs the same prompts: "
+            f"{len(set(a.prompt_ids) ^ set(b.prompt_ids))} are in one reading only"
         )
     if a.layers != b.layers or a.values.shape != b.values.shape or a.unit != b.unit:
         raise DataError(

@@ -1,0 +1,1 @@
+"""Reports: figures, tables, sentences and pages made from a comparison."""

@@ -1,0 +1,62 @@
+"""How numbers, layers and lists are put into words, the same everywhere in a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from attnbalance.readings.intervals import Interval
+
+
+def percent(value: float) -> str:
+    """A share in [0, 1] as a percentage, with a point for the decimal and one digit after it."""
+    return f"{100 * value:.1f}%"
+
+
+def percent_interval(found: Interval) -> str:
+    """A share as a percentage with its interval, where it has one."""
+    return percent(found.mean) + ("" if math.isnan(found.low) else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]")
+
+
+def points(found: Interval, sign: int = 1) -> str:
+    """A difference of accuracies in percentage points with its interval; `sign` -1 turns it round."""
+    low, high = sorted((sign * found.low, sign * found.high))
+    bounds = "(no interval)" if math.isnan(found.low) else f"[{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"{100 * sign * found.mean:+.1f} points {bounds}"
+
+
+def share(value: float, sign: str = "") -> str:
+    """A share of attention to three decimals, or two digits where it is small; `sign` "+" always shows the sign."""
+    return f"{value:{sign}.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:{sign}.2g}"
+
+
+def bounds(low: float, high: float, sign: str = "") -> str:
+    """The two ends of an interval of attention shares; empty where there is none."""
+    return "" if math.isnan(low) else f"[{share(low, sign)}, {share(high, sign)}]"
+
+
+def layers(numbers: Sequence[int]) -> str:
+    """Layer numbers in order with runs drawn together: "layer 3", "layers 3, 7 to 9 and 12"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ("layer " if len(numbers) == 1 else "layers ") + listed(", ".join(parts).split(", "))
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Words as a list: "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def popularity(value: float) -> str:
+    """A popularity: whole from 100 on, three digits below."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def questions(n: int) -> str:
+    """A number of questions."""
+    return f"{n:,} question{'' if n == 1 else 's'}"
