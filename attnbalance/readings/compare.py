@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from attnbalance.errors import DataError
 from attnbalance.prompts import Prompt
@@ -60,6 +61,11 @@ class Comparison:
 
     def curves(self) -> dict[str, Curve]:
         """The subject-attention curve of each label."""
+        return dict(self._curves)
+
+    @cached_property
+    def _curves(self) -> dict[str, Curve]:
+        """Kept, because every table, figure and sentence asks for them again."""
         return {one.label: layer_curve(one.attention, seed=self.seed) for one in self.measured}
 
     def attention_difference(self, a: str, b: str) -> Curve:

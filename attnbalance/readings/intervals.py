@@ -49,7 +49,8 @@ def mean_intervals(
     means = table.mean(axis=0)
     if len(names) < 2:
         return [Interval(float(mean), np.nan, np.nan, len(table)) for mean in means]
-    sums = np.stack([np.bincount(inverse, column, len(names)) for column in (*table.T, np.ones(len(table)))], axis=1)
+    columns = np.column_stack([table, np.ones(len(table))])  # the last one counts prompts
+    sums = np.asarray([np.bincount(inverse, column, len(names)) for column in columns.T], dtype=float).T
     drawn = _resampled_sums(sums, np.random.default_rng(seed))
     low, high = np.quantile(drawn[:, :-1] / drawn[:, -1:], [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     return [Interval(float(m), float(lo), float(hi), len(table)) for m, lo, hi in zip(means, low, high, strict=True)]

@@ -39,14 +39,14 @@ class Recall:
         return self._share(range(len(self.correct)), seed)
 
     def shortcut_rate(self, seed: int = 0) -> Interval | None:
-        """Of the wrong answers, the share that are the relation's most frequent training answer; None without wrong ones."""
+        """The share of wrong answers that are the relation's most frequent training answer; None without wrong ones."""
         wrong = [i for i, right in enumerate(self.correct) if not right]
         if not wrong:
             return None
         return share_interval([self.shortcut[i] for i in wrong], [self.subjects[i] for i in wrong], seed=seed)
 
     def by_quintile(self, seed: int = 0) -> list[tuple[tuple[float, float], Interval]]:
-        """((lowest, highest popularity), accuracy) of each fifth of the prompts with known popularity, most popular first."""
+        """((lowest, highest popularity), accuracy) of each fifth by popularity, where known, most popular first."""
         return [(self._range(part), self._share(part, seed)) for part in self.quintiles()]
 
     def by_top_percentile(self, seed: int = 0) -> list[tuple[int, Interval]]:
@@ -68,14 +68,15 @@ class Recall:
         index = [place[name] for name in prompt_ids]
         return Recall(
             tuple(prompt_ids),
-            *(
-                tuple(column[i] for i in index)
-                for column in (self.subjects, self.popularity, self.outputs, self.correct, self.shortcut)
-            ),
+            tuple(self.subjects[i] for i in index),
+            tuple(self.popularity[i] for i in index),
+            tuple(self.outputs[i] for i in index),
+            tuple(self.correct[i] for i in index),
+            tuple(self.shortcut[i] for i in index),
         )
 
     def _ranked(self) -> list[int]:
-        """Places of prompts with known popularity, most popular first; ties are broken by prompt id, not by the file."""
+        """Places of prompts with known popularity, most popular first; ties are broken by prompt id."""
         known = [(-p, self.prompt_ids[i], i) for i, p in enumerate(self.popularity) if p is not None]
         return [i for _, _, i in sorted(known)]
 
@@ -113,7 +114,7 @@ def compare_accuracy(a: Recall, b: Recall, seed: int = 0) -> PairedAccuracy:
 
 
 def _gain_interval(gained: npt.NDArray[np.int_], subjects: Sequence[str], seed: int) -> Interval:
-    """The mean of gains in {-1, 0, 1} with its interval: clustered bootstrap, or Wilson's where all gains are +1 or all -1.
+    """The mean of gains in {-1, 0, 1} with its interval: bootstrap, or Wilson's where all are +1 or all -1.
 
     There the bootstrap has no width, however few prompts were seen. A share of gains of at least w leaves at most 1 - w
     for losses, so the mean gain is at least 2 w - 1.
@@ -137,7 +138,7 @@ def is_match(output: str, answers: Sequence[str]) -> bool:
 
 
 def score(prompts: Sequence[Prompt], outputs: Sequence[str], shortcuts: Mapping[str, Sequence[str]]) -> Recall:
-    """The recall of models' outputs; `shortcuts` maps a relation to the accepted forms of its most frequent training answer."""
+    """The recall of a model's outputs; `shortcuts`: a relation's most frequent training answer, in all its forms."""
     correct = [is_match(output, prompt.fact.answers) for prompt, output in zip(prompts, outputs, strict=True)]
     shortcut = [
         not right and is_match(output, shortcuts.get(prompt.fact.relation, ()))

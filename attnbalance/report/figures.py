@@ -198,4 +198,5 @@ def _legend(figure: Figure, ax: Axes) -> None:
     """One legend above the axes, as wide as its labels allow."""
     handles, labels = ax.get_legend_handles_labels()
     columns = max(1, min(len(labels), 90 // (6 + max(len(_short(label)) for label in labels))))
-    figure.legend(handles, [_short(label) for label in labels], loc="outside upper center", ncols=columns)
+    rows = -(-len(labels) // columns)
+    figure.legend(handles, [_short(label) for label in labels], loc="outside upper center", ncols=-(-len(labels) // rows))

@@ -18,11 +18,11 @@ def percent_interval(found: Interval) -> str:
     return percent(found.mean) + ("" if math.isnan(found.low) else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]")
 
 
-def points(found: Interval, sign: int = 1) -> str:
+def points(found: Interval, sign: int = 1, unit: str = " points") -> str:
     """A difference of accuracies in percentage points with its interval; `sign` -1 turns it round."""
     low, high = sorted((sign * found.low, sign * found.high))
     bounds = "(no interval)" if math.isnan(found.low) else f"[{100 * low:+.1f}, {100 * high:+.1f}]"
-    return f"{100 * sign * found.mean:+.1f} points {bounds}"
+    return f"{100 * sign * found.mean:+.1f}{unit} {bounds}"
 
 
 def share(value: float, sign: str = "") -> str:
