@@ -95,7 +95,9 @@ def usable_prompts(
         if how.chat:
             rendered = [as_chat(prompts, tokenizer) for tokenizer, _ in named]
             if any([p.text for p in one] != [p.text for p in rendered[0]] for one in rendered[1:]):
-                raise ModelError("these models have different chat templates and cannot be asked the same; measure each alone")
+                raise ModelError(
+                    "these models have different chat templates and cannot be asked the same; measure each alone"
+                )
             prompts = rendered[0]
         for tokenizer, positions in named:
             check_lengths(encode(prompts, tokenizer), positions, extra=room)
@@ -247,11 +249,18 @@ def _load(folder: Path, key: str) -> Measured | None:
     about = read_json(folder / "measured.json")
     if about.get("key") != key:
         return None
-    labels = {name: tuple(value) if isinstance(value, list) else value for name, value in about["attention"].items()}
+    was = about["attention"]
+    reading = Reading(
+        was["name"],
+        was["unit"],
+        load_file(folder / "reading.safetensors")["values"],
+        tuple(was["layers"]),
+        tuple(was["prompt_ids"]),
+        tuple(was["subjects"]),
+    )
     examples = tuple(
         ExampleRow(e["prompt_id"], tuple(e["tokens"]), tuple(e["in_subject"]), tuple(map(tuple, e["weights"])))
         for e in about["examples"]
     )
-    answers = about["recall"] and Recall(**{name: tuple(column) for name, column in about["recall"].items()})
-    reading = Reading(values=load_file(folder / "reading.safetensors")["values"], **labels)
-    return Measured(about["label"], reading, answers or None, examples, about["source"])
+    columns = about["recall"] and {name: tuple(column) for name, column in about["recall"].items()}
+    return Measured(about["label"], reading, Recall(**columns) if columns else None, examples, about["source"])
