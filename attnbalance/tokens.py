@@ -40,7 +40,7 @@ class PromptBatch:
     input_ids: Int[Tensor, "prompt position"]
     attention_mask: Shaped[Tensor, "prompt position"]
     position_ids: Int[Tensor, "prompt position"]
-    query_index: Int[Tensor, "prompt"]
+    query_index: Int[Tensor, " prompt"]
     spans: Mapping[str, Bool[Tensor, "prompt position"]]
     prompts: tuple[Prompt, ...]
 
@@ -107,7 +107,12 @@ def pad(encodings: Sequence[Encoding], pad_id: int = 0, padding_side: str = "lef
 
 
 def batches(encodings: Sequence[Encoding], batch_size: int) -> Iterator[list[int]]:
-    """Places of at most `batch_size` encodings of like length, longest first, so that what does not fit shows at once."""
+    """Places of at most `batch_size` encodings of like length, longest first: what does not fit shows at once.
+
+    Raises `DataError` for a batch size below 1.
+    """
+    if batch_size < 1:
+        raise DataError(f"a batch size must be at least 1, got {batch_size}")
     order = sorted(range(len(encodings)), key=lambda i: -len(encodings[i].ids))
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]

@@ -13,7 +13,6 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnbalance.errors import ModelError
-from attnbalance.models.rows import IMPLEMENTATION
 from attnbalance.tokens import PromptBatch
 
 
@@ -30,17 +29,18 @@ def forward_rows(
     inputs |= {key: value for key, value in extra.items() if key in named}
     query_index = batch.query_index.to(device)
     if kernel == "eager":
-        maps = _maps(model(**inputs, output_attentions=True))
+        maps = attention_maps(model(**inputs, output_attentions=True))
         each = torch.arange(len(query_index), device=device)
         found = [one[each.to(one.device), :, query_index.to(one.device)].float() for one in maps[0]]
     else:
-        maps = _maps(model(**inputs, query_index=query_index, output_attentions=True))
+        maps = attention_maps(model(**inputs, query_index=query_index, output_attentions=True))
         found = list(maps[0])
     rows = torch.stack([row.to(device) for row in found], dim=1)
     return rows.masked_fill(~mask.to(device)[:, None, None, :], 0.0), maps[1]
 
 
-def _maps(output: object) -> tuple[tuple[Tensor, ...], Tensor]:
+def attention_maps(output: object) -> tuple[tuple[Tensor, ...], Tensor]:
+    """What a model gave as attention, layer by layer (whole maps or rows), and its logits; raises `NoRowsError`."""
     attentions = getattr(output, "attentions", None)
     if not attentions or any(one is None for one in attentions):
         raise NoRowsError("no attention came back from the model")
@@ -57,34 +57,49 @@ def base_of(model: Module) -> PreTrainedModel:
     return inner() if callable(inner) else model  # pyright: ignore[reportReturnType]
 
 
-def attention_layers(base: PreTrainedModel) -> tuple[int, ...]:
-    """The numbers of the layers that give an attention row, in the order of the model's output."""
-    numbers = sorted(
-        {
-            module.layer_idx
-            for name, module in base.named_modules()
-            if isinstance(getattr(module, "layer_idx", None), int) and "attention" in type(module).__name__.lower()
-        }
-    )
-    return tuple(numbers) or tuple(range(base.config.get_text_config().num_hidden_layers))
+def vocabulary_size(model: Module) -> int:
+    """The number of token ids that the model has an embedding for."""
+    return int(base_of(model).get_input_embeddings().weight.shape[0])  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def check_vocabulary(model: Module, input_ids: Tensor, name: str) -> None:
+    """Raise `ModelError` for a token id that the model has no embedding for."""
+    largest, size = int(input_ids.max()), vocabulary_size(model)
+    if largest >= size:
+        raise ModelError(
+            f"token id {largest} lies outside the {size} tokens of {name}: the tokenizer is another model's; "
+            "name this model's own with --tokenizer"
+        )
+
+
+def attention_layers(base: PreTrainedModel, count: int) -> tuple[int, ...]:
+    """The numbers of the `count` layers that give an attention row, in the order of the model's output.
+
+    Raises `ModelError` for a model of several kinds of layer whose attention layers do not say their numbers.
+    """
+    every = base.config.get_text_config().num_hidden_layers
+    if count == every:
+        return tuple(range(every))
+    numbers = {
+        module.layer_idx
+        for module in base.modules()
+        if isinstance(getattr(module, "layer_idx", None), int) and "attention" in type(module).__name__.lower()
+    }
+    if len(numbers) != count or min(numbers) < 0:
+        raise ModelError(
+            f"{type(base).__name__} gives {count} attention rows for {every} layers, and it cannot be told which layers "
+            "they belong to; this family cannot be read"
+        )
+    return tuple(sorted(numbers))
 
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
     """The model in evaluation mode (no dropout), and back in its own mode afterwards."""
-    was_training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
-
-
-@contextmanager
-def attention_set(base: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """The model with another attention implementation, and back at ours afterwards."""
-    base.set_attn_implementation(implementation)
-    try:
-        yield
-    finally:
-        base.set_attn_implementation(IMPLEMENTATION)
+        for module in training:  # one by one: parts that were frozen in evaluation mode stay in it
+            module.training = True

@@ -9,7 +9,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from attnbalance.errors import DataError, ModelError
-from attnbalance.models.forward import base_of, evaluating
+from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
 from attnbalance.prompts import Prompt
 from attnbalance.tokens import batches, check_lengths, encode, pad
@@ -39,6 +39,13 @@ def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
         base.generation_config = own
 
 
+def _stops(model: HookedModel) -> list[int]:
+    """The ids that end an answer: the model's own, or else the tokenizer's end of sequence."""
+    own = getattr(base_of(model.model).generation_config, "eos_token_id", None)
+    found = own if own is not None else model.tokenizer.eos_token_id
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
 @torch.no_grad()
 def generate(
     model: HookedModel, prompts: Sequence[Prompt], *, max_new_tokens: int, batch_size: int, progress: bool = False
@@ -49,31 +56,32 @@ def generate(
     """
     from tqdm import tqdm
 
-    if not prompts:
-        raise DataError("expected at least one prompt, got none")
+    if not prompts or max_new_tokens < 1:
+        raise DataError(f"expected at least one prompt and one token to generate, got {len(prompts)}, {max_new_tokens}")
     encodings = encode(prompts, model.tokenizer)
     check_lengths(encodings, model.max_positions, extra=max_new_tokens)
     base = base_of(model.model)
-    stop = getattr(base.generation_config, "eos_token_id", None)
+    stops = _stops(model)
     settings = GenerationConfig(
         max_new_tokens=max_new_tokens,
         do_sample=False,
         pad_token_id=model.pad_id,
-        eos_token_id=stop if stop is not None else model.tokenizer.eos_token_id,
+        eos_token_id=stops or None,
     )
     answers = [""] * len(encodings)
     bar = tqdm(total=len(prompts), desc="answers", unit="prompt", disable=not progress, leave=False)
     with evaluating(model.model), _only(base, settings), bar:
         for group in batches(encodings, batch_size):
             batch = pad([encodings[i] for i in group], model.pad_id)
+            check_vocabulary(model.model, batch.input_ids, model.name)
             found = base.generate(
                 input_ids=batch.input_ids.to(model.device),
                 attention_mask=(batch.attention_mask != 0).long().to(model.device),
                 generation_config=settings,
                 logits_processor=LogitsProcessorList([_RefuseNaN(model.name)]),
             )
-            texts = model.tokenizer.batch_decode(found[:, batch.input_ids.shape[1] :], skip_special_tokens=True)
-            for i, text in zip(group, texts, strict=True):
-                answers[i] = text
+            for i, ids in zip(group, found[:, batch.input_ids.shape[1] :].tolist(), strict=True):
+                end = next((place for place, token in enumerate(ids) if token in stops), len(ids))
+                answers[i] = str(model.tokenizer.decode(ids[:end], skip_special_tokens=True))
             bar.update(len(group))
     return answers

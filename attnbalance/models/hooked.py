@@ -12,7 +12,14 @@ from torch.nn import Module
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attnbalance.errors import ModelError
-from attnbalance.models.forward import attention_layers, base_of, evaluating, forward_rows
+from attnbalance.models.forward import (
+    attention_layers,
+    base_of,
+    check_vocabulary,
+    evaluating,
+    forward_rows,
+    vocabulary_size,
+)
 from attnbalance.models.proof import prove
 from attnbalance.models.rows import register
 from attnbalance.tokens import PromptBatch
@@ -42,18 +49,19 @@ class HookedModel:
     @property
     def pad_id(self) -> int:
         """The id put on padding; any does, since padding is masked."""
-        tokenizer = self.tokenizer
-        return next((i for i in (tokenizer.pad_token_id, tokenizer.eos_token_id) if isinstance(i, int)), 0)
+        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((i for i in known if isinstance(i, int) and i < vocabulary_size(self.model)), 0)
 
     def rows(self, batch: PromptBatch) -> Float[Tensor, "prompt layer head position"]:
         """The attention row of each prompt's query in every layer and head, in float32, on the batch's positions.
 
         Padding has probability 0. Differentiable outside `torch.no_grad`. Raises `ModelError`, naming the first prompt,
-        where a row or the logits hold NaN or infinity.
+        where a row or the logits hold NaN or infinity, and for a token that the model does not know.
         """
+        check_vocabulary(self.model, batch.input_ids, self.name)
         with evaluating(self.model):
             rows, logits = forward_rows(self.model, batch, self.kernel)
-        sound = rows.isfinite().flatten(1).all(1) & logits.isfinite().flatten(1).all(1)
+        sound = rows.isfinite().flatten(1).all(1) & logits.isfinite().flatten(1).all(1).to(rows.device)
         if not bool(sound.all()):
             first = batch.prompts[int((~sound).nonzero()[0])].text
             raise ModelError(
@@ -65,8 +73,15 @@ class HookedModel:
 def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> HookedModel:
     """Put our attention function into a model and prove it; falls back to eager attention, with a warning.
 
-    Raises `ModelError` for a model that is not a causal language model, and for rows that differ from eager attention.
+    Raises `ModelError` for a model that is not a causal language model, for an adapter that lengthens the input, and
+    for rows that differ from eager attention.
     """
+    for config in getattr(model, "peft_config", {}).values():
+        if config.is_prompt_learning:
+            raise ModelError(
+                f"{name} has an adapter of type {config.peft_type.value}, which puts tokens of its own before the prompt; "
+                "only adapters that change weights (LoRA and its like) can be read"
+            )
     base = base_of(model)
     if not isinstance(base, PreTrainedModel) or base.config.is_encoder_decoder:
         raise ModelError(f"{name} is a {type(base).__name__}; only decoder-only causal language models can be read")
@@ -75,15 +90,13 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
             f"{name} is a {type(base).__name__} without a language-model head; load its ...ForCausalLM class"
         )
     register()
-    kernel = prove(model, name)
+    kernel, count = prove(model, name)
     if kernel == "eager":
         warnings.warn(
             f"{type(base).__name__} stands outside transformers' attention interface: reading it through eager attention, "
             "which is slower and holds whole attention maps",
             stacklevel=3,
         )
-    text = base.config.get_text_config()
-    limit = getattr(text, "max_position_embeddings", None)
-    return HookedModel(
-        model, tokenizer, name, kernel, attention_layers(base), limit if isinstance(limit, int) else None
-    )
+    limit = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+    limit = limit if isinstance(limit, int) and limit > 0 else None
+    return HookedModel(model, tokenizer, name, kernel, attention_layers(base, count), limit)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch.nn import Module
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -18,7 +19,17 @@ from attnbalance.outputs import MARKER, read_json
 if TYPE_CHECKING:
     from peft import PeftModel
 
-LOAD_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, SafetensorError)
+LOAD_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+    StrictDataclassError,
+)
 """What transformers and peft raise for files that they cannot load."""
 
 
@@ -59,8 +70,8 @@ def load_model(
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
-    if not where and (device is not None or isinstance(model, str) or isinstance(model, Path)):
-        loaded = loaded.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if not where and (device is not None or isinstance(model, str | Path)):
+        loaded = _moved(loaded, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return hook(loaded, tokenizer, name)
 
 
@@ -89,9 +100,8 @@ def load_limits(
 
 
 def brief(error: BaseException) -> str:
-    """The first line of an error that another library raised, with its kind."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+    """The kind of an error that another library raised and the beginning of its message, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300] or 'no message'}"
 
 
 def _split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Path | None]:
@@ -99,8 +109,7 @@ def _split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pa
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ModelError(f"model {path} is a file; name the folder that holds config.json and model.safetensors")
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if not folder.exists() and looks_local:
+    if not folder.exists() and _looks_local(path):
         raise ModelError(f"no model folder at {path}")
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return path, adapter
@@ -109,12 +118,26 @@ def _split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pa
     base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
     if not base:
         raise ModelError(f"adapter {path} does not say which base it was made for; write BASE+{path}")
+    if _looks_local(str(base)) and not Path(base).is_dir():
+        raise ModelError(f"adapter {path} was made for {base}, which is not there; name the base: BASE+{path}")
     return str(base), path
+
+
+def _looks_local(path: str) -> bool:
+    """Whether a name cannot be a Hub id, which is NAME or OWNER/NAME."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
+
+
+def _moved(model: Module, device: str | torch.device) -> Module:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # an unknown device, one that is not there, or one that is full
+        raise ModelError(f"cannot put the model on device {str(device)!r}: {brief(error)}") from error
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    if found not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise ModelError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
     return found
 
@@ -126,6 +149,10 @@ def _load_base(
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{path} holds no config.json: not a Hugging Face model folder")
+        if read_json(folder / "config.json").get("is_encoder_decoder"):
+            raise ModelError(
+                f"{path} is an encoder-decoder model; only decoder-only causal language models can be read"
+            )
         if not any(folder.glob("*.safetensors")):
             pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
             held = f"only pickled weights ({pickles[0]}), which can run code when read" if pickles else "no weights"
@@ -158,10 +185,11 @@ def _load_adapter(base: Module, adapter: str, base_path: str) -> Module:
     folder = Path(adapter)
     if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
         raise ModelError(f"adapter {adapter} holds no adapter_model.safetensors (pickled adapters are not read)")
-    if not folder.is_dir() and (adapter.startswith((".", "/", "~")) or adapter.count("/") != 1):
+    if not folder.is_dir() and (_looks_local(adapter) or "/" not in adapter):
         raise ModelError(f"no adapter folder at {adapter}")
     try:
         made_for = PeftConfig.from_pretrained(adapter).base_model_name_or_path
+        _check_base(base, adapter, base_path, made_for)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             model = PeftModel.from_pretrained(base, adapter)  # pyright: ignore[reportArgumentType]
@@ -171,12 +199,14 @@ def _load_adapter(base: Module, adapter: str, base_path: str) -> Module:
         raise ModelError(
             f"adapter {adapter} lacks weights for some of its target modules in {base_path} (made for {made_for})"
         )
-    _check_base(base, adapter, base_path, made_for)
     return model
 
 
 def _check_base(base: Module, adapter: str, base_path: str, made_for: str | None) -> None:
-    """Refuse a base whose weights are not those that the adapter's run recorded; warn where only the name differs."""
+    """Refuse a base whose weights are not those that the adapter's run recorded; warn where only the name differs.
+
+    Asked of the base alone, before peft wraps or copies any of its parameters.
+    """
     from attnbalance.models.fingerprint import fingerprint
 
     expected = read_json(Path(adapter) / MARKER).get("base_fingerprint")

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from attnbalance.errors import ModelError
 from attnbalance.facts import Fact
-from attnbalance.models.forward import NoRowsError, attention_set, base_of, evaluating, forward_rows
+from attnbalance.models.forward import NoRowsError, attention_maps, base_of, evaluating, forward_rows
 from attnbalance.models.rows import IMPLEMENTATION
 from attnbalance.prompts import Prompt
 from attnbalance.tokens import Encoding, PromptBatch, pad
@@ -27,32 +27,46 @@ LENGTHS = (9, 5)
 
 
 @torch.no_grad()
-def prove(model: Module, name: str) -> str:
-    """Check a model whose attention is about to be read; returns the kernel to read it through, "sdpa" or "eager".
+def prove(model: Module, name: str) -> tuple[str, int]:
+    """Check a model whose attention is about to be read; returns the kernel ("sdpa" or "eager") and the number of rows.
 
-    Two prompts of random tokens and different lengths: eager attention on each alone is the reference; the rows of
-    both together, padded left and right, must equal it, and so must the logits. A later token must not change an
-    earlier logit. Raises `ModelError` otherwise.
+    Two prompts of random tokens and different lengths: eager attention on each alone, without mask and position ids, is
+    the reference; the rows of both together, padded left and right, must equal it, and so must the logits. A later
+    token must not change an earlier logit. Raises `ModelError` otherwise, with the model as it was.
     """
     base = base_of(model)
+    own = base.config._attn_implementation
+    try:
+        with evaluating(model):
+            return _prove(model, base, name)
+    except Exception as error:
+        base.config._attn_implementation = own
+        if isinstance(error, ModelError) and not isinstance(error, NoRowsError):
+            raise
+        raise ModelError(
+            f"{name} ({type(base).__name__}) gives no attention that could be read from a prompt of random tokens: "
+            f"{type(error).__name__}: {str(error)[:200]}"
+        ) from error
+
+
+def _prove(model: Module, base: PreTrainedModel, name: str) -> tuple[str, int]:
     encodings = _random_prompts(base)
-    with evaluating(model):
-        if not _interface(base):
-            reference = _reference(model, encodings, None)
-            kernel = "eager"
-        else:
-            reference = _reference(model, encodings, "eager")
-            kernel = "sdpa" if _gives_rows(model, encodings) else "eager"
-            if kernel == "eager":
-                base.set_attn_implementation("eager")
-        _check_causal(model, encodings[0], name)
-        for side in ("left", "right"):
-            _check_rows(model, pad(encodings, padding_side=side), reference, kernel, f"{name}, padded {side}")
-    return kernel
+    interface = _interface(base)
+    _set_attention(base, "eager", interface)
+    reference = [_reference(model, one) for one in encodings]
+    if interface:
+        _set_attention(base, IMPLEMENTATION, interface)
+    kernel = "sdpa" if interface and _gives_rows(model, encodings) else "eager"
+    if kernel == "eager":
+        _set_attention(base, "eager", interface)
+    _check_causal(model, encodings[0], name)
+    for side in ("left", "right"):
+        _check_rows(model, pad(encodings, padding_side=side), reference, kernel, f"{name}, padded {side}")
+    return kernel, len(reference[0][0])
 
 
 def _interface(base: PreTrainedModel) -> bool:
-    """Whether the family takes attention functions; switches ours on where it does."""
+    """Whether the family takes attention functions, ours among them."""
     try:
         if not type(base)._can_set_attn_implementation():
             return False
@@ -60,6 +74,17 @@ def _interface(base: PreTrainedModel) -> bool:
     except (ValueError, KeyError, AttributeError):
         return False
     return True
+
+
+def _set_attention(base: PreTrainedModel, implementation: str, interface: bool) -> None:
+    """Set the attention; a family outside the interface looks it up in its configuration, where it looks at all.
+
+    Falcon, left at SDPA, builds the mask for SDPA and then adds it as if it were eager's: padding is not masked.
+    """
+    if interface:
+        base.set_attn_implementation(implementation)
+    else:
+        base.config._attn_implementation = implementation
 
 
 def _gives_rows(model: Module, encodings: list[Encoding]) -> bool:
@@ -86,19 +111,12 @@ def _random_prompts(base: PreTrainedModel) -> list[Encoding]:
     ]
 
 
-def _reference(model: Module, encodings: list[Encoding], implementation: str | None) -> list[tuple[Tensor, Tensor]]:
-    """Rows and last logits of each prompt alone, from whole eager attention maps."""
-    found = []
-    base = base_of(model)
-    for one in encodings:
-        batch = pad([one])
-        if implementation is None:
-            rows, logits = forward_rows(model, batch, "eager")
-        else:
-            with attention_set(base, implementation):
-                rows, logits = forward_rows(model, batch, "eager")
-        found.append((rows[0], logits[0, -1]))
-    return found
+def _reference(model: Module, encoding: Encoding) -> tuple[Tensor, Tensor]:
+    """Rows [layer, head, position] and last logits of one prompt alone, from the model's whole attention maps."""
+    ids = torch.tensor([encoding.ids], device=base_of(model).device)
+    output = model(input_ids=ids, output_attentions=True, use_cache=False)
+    maps, logits = attention_maps(output)
+    return torch.stack([one[0, :, -1].to(ids.device) for one in maps]).float(), logits[0, -1]
 
 
 def _check_rows(
@@ -115,8 +133,8 @@ def _check_rows(
         off_logits = float((at_query - expected_logits.to(logits.device)).abs().max()) / scale if is_query else 0.0
         if not (off <= tolerance and off_logits <= tolerance):  # NaN fails too
             raise ModelError(
-                f"{where}: rows differ by {off:.1e} and logits by {off_logits:.1e} from eager attention on one prompt alone "
-                f"(allowed {tolerance:.0e}); this model cannot be read reliably"
+                f"{where}: rows differ by {off:.1e} and logits by {off_logits:.1e} from eager attention on one prompt "
+                f"alone (allowed {tolerance:.0e}); this model cannot be read reliably"
             )
 
 
@@ -129,10 +147,11 @@ def _check_causal(model: Module, encoding: Encoding, name: str) -> None:
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
     if not bool(logits.isfinite().all()):
         raise ModelError(
-            f"{name} gives NaN or infinite logits; its weights may be damaged, or its dtype too narrow (try --dtype float32)"
+            f"{name} gives NaN or infinite logits; its weights may be damaged, or its dtype too narrow "
+            "(try --dtype float32)"
         )
     change = float((logits[0] - logits[1]).abs().max())
-    if change > 0.1 * float(logits.std()):
+    if change > TOLERANCE.get(base.dtype, 5e-2) * (1 + float(logits.abs().max())):
         raise ModelError(
             f"{name} is not causal: a later token changes an earlier logit by {change:.2g}; it reads ahead"
         )

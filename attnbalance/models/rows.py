@@ -15,7 +15,7 @@ from transformers.masking_utils import sdpa_mask
 from attnbalance.errors import ModelError
 
 IMPLEMENTATION = "attnbalance_row"
-"""The name of the attention function in transformers' AttentionInterface (none of the words that transformers looks for)."""
+"""The name of our function in transformers' AttentionInterface (none of the words that transformers looks for)."""
 
 
 def register() -> None:

@@ -59,8 +59,8 @@ def read_attention(
 ) -> AttentionRows:
     """The attention row of every prompt's last token in every layer and head, in the order of the prompts.
 
-    Holds the rows of all prompts: prompts x layers x heads x longest prompt x 4 bytes. For a reading of
-    many prompts that holds one batch at a time, see `read_subject_attention`. Raises `BadRowsError` for prompts that the tokenizer
+    Holds the rows of all prompts: prompts x layers x heads x longest prompt x 4 bytes. For a reading of many prompts
+    that holds one batch at a time, see `read_subject_attention`. Raises `BadRowsError` for prompts that the tokenizer
     or the model's positions do not fit, `DataError` for no prompts.
     """
     indexed = list(_indexed_batches(model, prompts, batch_size, progress))
@@ -72,9 +72,11 @@ def read_attention(
         return torch.cat([torch.nn.functional.pad(piece, (0, width - piece.shape[-1])) for piece in pieces])[order]
 
     tokens = [tokens for part in parts for tokens in part.tokens]
+    roles = dict.fromkeys(role for part in parts for role in part.spans)
+    absent = [torch.zeros(len(part.prompts), 1, dtype=torch.bool) for part in parts]
     return AttentionRows(
         join([part.values for part in parts]),
-        {role: join([part.spans[role] for part in parts]) for role in parts[0].spans},
+        {role: join([p.spans.get(role, none) for p, none in zip(parts, absent, strict=True)]) for role in roles},
         tuple(tokens[j] for j in order.tolist()),
         model.layers,
         tuple(prompts),
@@ -96,10 +98,8 @@ def _indexed_batches(
     """The places of a batch of prompts and their rows, batch by batch, longest prompts first."""
     from tqdm import tqdm
 
-    if not prompts or batch_size < 1:
-        raise DataError(
-            f"expected at least one prompt and a batch size of at least 1, got {len(prompts)} and {batch_size}"
-        )
+    if not prompts:
+        raise DataError("expected at least one prompt, got none")
     encodings = encode(prompts, model.tokenizer)
     check_lengths(encodings, model.max_positions)
     with tqdm(total=len(encodings), desc="attention", unit="prompt", disable=not progress, leave=False) as bar:
@@ -110,7 +110,7 @@ def _indexed_batches(
 
 
 def rows_of(model: HookedModel, batch: PromptBatch) -> AttentionRows:
-    """The rows of one batch, moved so that every prompt's first token stands at position 0; padding may be on any side."""
+    """The rows of one batch, moved so that every prompt's first token stands at position 0, wherever the padding was."""
     rows = model.rows(batch).cpu()
     mask = batch.attention_mask.cpu() != 0
     order = mask.int().argsort(dim=1, descending=True, stable=True)

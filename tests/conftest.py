@@ -1,0 +1,80 @@
+"""Shapes are checked by beartype while tests run; nothing reaches the network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
+os.environ.setdefault("MPLBACKEND", "agg")
+
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+TYPED = (
+    "attnbalance.tokens",
+    "attnbalance.models.forward",
+    "attnbalance.models.generate",
+    "attnbalance.models.hooked",
+    "attnbalance.readings",
+    "attnbalance.finetune.examples",
+    "attnbalance.finetune.trainer",
+)
+"""Modules with tensors in their signatures; attnbalance.models.rows is left out, since it is traced and compiled."""
+
+install_import_hook(list(TYPED), "beartype.beartype")
+torch.set_num_threads(1)  # models this small lose more by waiting for a second thread than they gain
+
+import torch
+from tiny import tiny_model, tiny_tokenizer
+
+SHARED = Path(__file__).parents[1] / "../shared"
+
+
+def _shared(name: str) -> Path:
+    path = (SHARED / name).resolve()
+    if not path.exists():
+        pytest.skip(f"{name} is not beside this checkout")
+    return path
+
+
+@pytest.fixture(scope="session")
+def stories() -> Path:
+    """The folder of stories260K, a small trained Llama with grouped heads; skips where it is absent."""
+    return _shared("models/stories260K_hf")
+
+
+@pytest.fixture(scope="session")
+def popqa() -> Path:
+    """PopQA's own table; skips where it is absent."""
+    return _shared("data/popqa/popQA.tsv")
+
+
+def _saved(family: str, folder: Path) -> Path:
+    tiny_model(family).save_pretrained(folder)
+    tiny_tokenizer("bos").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def llama_folder(tmp_path: Path) -> Path:
+    """A tiny random Llama with a byte-level tokenizer, as an ordinary checkpoint folder."""
+    return _saved("llama", tmp_path / "llama")
+
+
+@pytest.fixture
+def gpt2_folder(tmp_path: Path) -> Path:
+    """A tiny random GPT-2 with the same tokenizer, as an ordinary checkpoint folder."""
+    return _saved("gpt2", tmp_path / "gpt2")
+
+
+@pytest.fixture
+def lora_folder(tmp_path: Path) -> Path:
+    """A LoRA adapter for `llama_folder` with random weights that change what it attends to."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(1)
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(tiny_model("llama"), config).save_pretrained(tmp_path / "lora")
+    return tmp_path / "lora"
