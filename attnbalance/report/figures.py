@@ -16,8 +16,10 @@ from attnbalance.readings.reading import Reading, difference
 from attnbalance.readings.recall import Recall
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
+    from matplotlib.container import Container
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#000000")
@@ -48,7 +50,7 @@ def draw_curves(comparison: Comparison) -> Figure:
         reading = comparison.measured[0].attention
         _layer_axis(ax, [one.attention.layers for one in comparison.measured])
         ax.set(ylabel=f"{reading.name}\n({reading.unit}, mean over heads)", ylim=(0, None))
-        _legend(figure, ax)
+        _legend(figure, ax.lines)
     return figure
 
 
@@ -67,15 +69,17 @@ def draw_difference(comparison: Comparison) -> Figure:
     with _axes(1) as (figure, [ax]):
         ax.axhline(0, color="#555555", linewidth=1)
         ax.vlines(x, low, high, color="#444444", linewidth=1.6)
-        ax.plot(x[sure], mean[sure], "o", color="#444444", label="differs: interval excludes zero")
-        ax.plot(x[~sure], mean[~sure], "o", color="#444444", markerfacecolor="white", label="not told apart")
+        told = [
+            *ax.plot(x[sure], mean[sure], "o", color="#444444", label="differs: interval excludes zero"),
+            *ax.plot(x[~sure], mean[~sure], "o", color="#444444", markerfacecolor="white", label="not told apart"),
+        ]
         ax.set_ylabel(f"difference in subject attention\n({curve.unit})")
         ax.margins(y=0.15)
         above, below = (f"{name} attends more" for name in (_short(a), _short(b)))
         for text, y, side in ((f"↑ {above}", 0.99, "top"), (f"↓ {below}", 0.01, "bottom")):
             ax.text(0.01, y, text, transform=ax.transAxes, va=side, color="#555555", fontsize=9)
         _layer_axis(ax, [curve.layers])
-        _legend(figure, ax)
+        _legend(figure, told)
     return figure
 
 
@@ -103,7 +107,7 @@ def draw_accuracy(comparison: Comparison) -> Figure:
         for ax in axes:
             ax.set_ylim(-2, 102)
             ax.grid(axis="x", visible=False)
-        _legend(figure, axes[0])
+        _legend(figure, axes[0].containers)
     return figure
 
 
@@ -194,9 +198,9 @@ def _short(label: str) -> str:
     return label if len(label) <= 32 else f"{label[:14]}…{label[-17:]}"
 
 
-def _legend(figure: Figure, ax: Axes) -> None:
-    """One legend above the axes, as wide as its labels allow."""
-    handles, labels = ax.get_legend_handles_labels()
-    columns = max(1, min(len(labels), 90 // (6 + max(len(_short(label)) for label in labels))))
+def _legend(figure: Figure, handles: Sequence[Artist | Container]) -> None:
+    """One legend above the axes, as wide as its labels allow; by handles, since labels in "_" are skipped otherwise."""
+    labels = [_short(str(handle.get_label())) for handle in handles]
+    columns = max(1, min(len(labels), 90 // (6 + max(map(len, labels)))))
     rows = -(-len(labels) // columns)
-    figure.legend(handles, [_short(label) for label in labels], loc="outside upper center", ncols=-(-len(labels) // rows))
+    figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // rows))

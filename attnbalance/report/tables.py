@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ BATCH_ROWS = 1_000_000
 """Rows of a record batch, at most (and at least one prompt): 20 MB."""
 
 
-def curves_json(comparison: Comparison) -> dict[str, object]:
+def curves_json(comparison: Comparison) -> dict[str, Any]:
     """The content of `curves.json`: each label's curve with its 95% interval; a bound that is not known is null."""
     curves = comparison.curves()
     return {
@@ -30,7 +30,7 @@ def curves_json(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def recall_json(comparison: Comparison) -> list[dict[str, object]]:
+def recall_json(comparison: Comparison) -> list[dict[str, Any]]:
     """The content of `recall.json`: accuracy of each label whose recall was measured, overall and by popularity.
 
     `by_popularity` holds one entry for each fifth of the prompts with known popularity, most popular first (quintile
@@ -62,11 +62,11 @@ def write_readings(comparison: Comparison, path: Path) -> None:
             writer.write_batch(batch)
 
 
-def _accuracy(found: Interval) -> dict[str, object]:
+def _accuracy(found: Interval) -> dict[str, Any]:
     return {"accuracy": found.mean, "low": finite(found.low), "high": finite(found.high), "n": found.n}
 
 
-def _recall(recall: Recall, seed: int) -> dict[str, object]:
+def _recall(recall: Recall, seed: int) -> dict[str, Any]:
     rate = recall.shortcut_rate(seed)
     return _accuracy(recall.accuracy(seed)) | {
         "shortcut_rate": None if rate is None else rate.mean,

@@ -1,0 +1,119 @@
+"""Intervals against a naive bootstrap with its own random numbers, and against closed forms."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from attnbalance.readings.intervals import Interval, finite, mean_intervals, share_interval
+
+
+def _naive_interval(values, clusters, resamples=1500, seed=7):
+    """The clustered percentile bootstrap as a loop over resamples, clusters and prompts."""
+    rng, groups = random.Random(seed), {}  # noqa: S311 - a test's oracle
+    for value, cluster in zip(values, clusters, strict=True):
+        groups.setdefault(cluster, []).append(value)
+    names, means = list(groups), []
+    for _ in range(resamples):
+        drawn = [value for _ in names for value in groups[rng.choice(names)]]
+        means.append(sum(drawn) / len(drawn))
+    means.sort()
+    return means[int(0.025 * resamples)], means[int(0.975 * resamples)]
+
+
+def _data(seed=0, n=60, clusters=20):
+    rng = np.random.default_rng(seed)
+    names = [f"s{i % clusters if i < 40 else 0}" for i in range(n)]  # unequal clusters: s0 has a third of all prompts
+    return rng.normal(size=n) + np.array([int(name[1:]) / 5 for name in names]), names
+
+
+def test_intervals_agree_with_a_naive_loop_over_clusters():
+    values, names = _data()
+    [found] = mean_intervals(values[:, None], names)
+    low, high = _naive_interval(values.tolist(), names)
+    assert found.mean == pytest.approx(values.mean())
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.1 * (high - low))
+
+
+def test_intervals_of_single_prompts_agree_with_the_normal_theory_of_a_mean():
+    values = np.random.default_rng(1).normal(loc=3, size=400)
+    [found] = mean_intervals(values[:, None], [str(i) for i in range(400)])
+    half = 1.96 * values.std() / 20
+    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
+
+
+def test_prompts_of_one_subject_count_as_one():
+    values = np.random.default_rng(2).normal(size=30)
+    alone = mean_intervals(values[:, None], [str(i) for i in range(30)])[0]
+    repeated = mean_intervals(np.repeat(values, 5)[:, None], [str(i) for i in range(30) for _ in range(5)])[0]
+    unclustered = mean_intervals(np.repeat(values, 5)[:, None], [str(i) for i in range(150)])[0]
+    assert repeated.high - repeated.low == pytest.approx(alone.high - alone.low, rel=0.15)
+    assert unclustered.high - unclustered.low < 0.6 * (repeated.high - repeated.low)
+
+
+def test_a_wider_confidence_gives_a_wider_interval():
+    values, names = _data()
+    plain, wide = (mean_intervals(values[:, None], names, confidence=c)[0] for c in (0.95, 0.999))
+    assert wide.low < plain.low < plain.high < wide.high
+
+
+def test_each_column_is_what_it_is_alone():
+    values, names = _data()
+    both = mean_intervals(np.stack([values, 2 * values], axis=1), names)
+    alone = mean_intervals(values[:, None], names)[0]
+    assert (both[0].low, both[0].high) == pytest.approx((alone.low, alone.high))
+    assert (both[1].low, both[1].high) == pytest.approx((2 * both[0].low, 2 * both[0].high))
+
+
+def test_the_order_of_prompts_changes_nothing():
+    values, names = _data()
+    order = np.random.default_rng(3).permutation(len(names))
+    before, after = (
+        mean_intervals(values[:, None], names)[0],
+        mean_intervals(values[order, None], [names[i] for i in order])[0],
+    )
+    assert (after.mean, after.low, after.high) == pytest.approx((before.mean, before.low, before.high))
+
+
+def test_a_constant_has_an_interval_without_width():
+    [found] = mean_intervals(np.full((10, 1), 0.25), [str(i) for i in range(10)])
+    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
+
+
+def test_one_cluster_has_no_interval():
+    [found] = mean_intervals([[1.0], [2.0]], ["a", "a"])
+    assert found.mean == 1.5
+    assert math.isnan(found.low)
+    assert not found.excludes_zero
+    assert found.as_dict() == {"mean": 1.5, "low": None, "high": None, "n": 2}
+
+
+def test_large_data_is_resampled_in_blocks_with_the_same_result_as_its_standard_error():
+    values = np.random.default_rng(4).normal(size=5000)
+    [found] = mean_intervals(values[:, None], [str(i) for i in range(5000)])
+    assert found.high - found.low == pytest.approx(2 * 1.96 / math.sqrt(5000), rel=0.1)
+
+
+def test_shares_of_all_or_none_have_wilson_intervals_over_clusters():
+    z2 = stats.norm.ppf(0.975) ** 2
+    every = share_interval([True] * 12, [str(i // 3) for i in range(12)])  # 4 clusters
+    assert (every.mean, every.low, every.high) == pytest.approx((1, 4 / (4 + z2), 1))
+    none = share_interval([False] * 4, list("abcd"))
+    assert (none.mean, none.low, none.high) == pytest.approx((0, 0, z2 / (4 + z2)))
+
+
+def test_other_shares_agree_with_the_naive_loop():
+    hits, names = [i % 3 == 0 for i in range(60)], [str(i // 2) for i in range(60)]
+    found, (low, high) = share_interval(hits, names), _naive_interval(list(map(float, hits)), names)
+    assert found.mean == pytest.approx(1 / 3)
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.03)
+
+
+def test_zero_is_excluded_only_by_both_ends_on_one_side():
+    ends = [(0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1), (0.0, 0.1)]
+    assert [Interval(0.0, low, high, 1).excludes_zero for low, high in ends] == [True, True, False, False]
+    assert [finite(x) for x in (1.5, math.nan, math.inf)] == [1.5, None, None]

@@ -1,0 +1,148 @@
+"""Recall: the paper's matching rule, shares by popularity, and McNemar's test against hand numbers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from attnbalance.errors import DataError
+from attnbalance.facts import Fact
+from attnbalance.prompts import make_prompts
+from attnbalance.readings.recall import Recall, compare_accuracy, is_match, score
+
+
+def _recall(correct, *, popularity=None, subjects=None, shortcut=None):
+    n = len(correct)
+    ids = tuple(f"p{i}" for i in range(n))
+    return Recall(
+        ids,
+        tuple(subjects or ids),
+        tuple(popularity or [None] * n),
+        ("x",) * n,
+        tuple(correct),
+        tuple(shortcut or [False] * n),
+    )
+
+
+@pytest.mark.parametrize(
+    ("output", "answers", "expected"),
+    [
+        (" Paris\n", ["paris"], True),
+        ("the city of PARIS, in France", ["Rome", " Paris "], True),  # any answer, anywhere in the output
+        ("Apollo", ["pol"], True),  # the paper's rule knows no words
+        ("Pari", ["Paris"], False),
+        ("", ["Paris"], False),
+        ("anything", ["", "  "], False),
+        ("anything", [], False),
+    ],
+)
+def test_an_output_is_right_where_it_contains_an_accepted_answer(output, answers, expected):
+    assert is_match(output, answers) is expected
+
+
+def test_scoring_tells_right_answers_from_the_shortcut():
+    facts = [Fact(s, "country", (a,), p) for s, a, p in (("A", "USA", 3.0), ("B", "Peru", 2.0), ("C", "Chad", None))]
+    prompts = make_prompts([*facts, Fact("D", "sport", ("golf",))])
+    found = score(prompts, ["usa", "It is the USA", "France", "soccer"], {"country": ["USA", "United States"]})
+    assert found.correct == (True, False, False, False)
+    assert found.shortcut == (False, True, False, False)  # a right answer is no shortcut; sport has none
+    assert found.popularity == (3.0, 2.0, None, None)
+    assert found.prompt_ids == tuple(prompt.prompt_id for prompt in prompts)
+    rate = found.shortcut_rate()
+    assert rate is not None
+    assert (rate.mean, rate.n) == (pytest.approx(1 / 3), 3)
+
+
+def test_without_wrong_answers_there_is_no_shortcut_rate():
+    assert _recall([True, True]).shortcut_rate() is None
+
+
+def test_fifths_go_from_the_most_popular_down_and_leave_the_unknown_out():
+    popularity = [None if i == 3 else float(i) for i in range(11)]
+    parts = _recall([True] * 11, popularity=popularity).quintiles()
+    assert parts == [[10, 9], [8, 7], [6, 5], [4, 2], [1, 0]]
+    assert _recall([True] * 3).quintiles() == []
+    assert _recall([True] * 3, popularity=[1.0, 2.0, 3.0]).quintiles() == [[2], [1], [0]]
+
+
+def test_equal_popularities_are_ordered_by_prompt_not_by_file():
+    recall = _recall([True, False, True, False], popularity=[1.0] * 4)
+    assert recall.quintiles() == [[0], [1], [2], [3]]
+    turned = recall.at(recall.prompt_ids[::-1])
+    assert [turned.prompt_ids[i] for [i] in turned.quintiles()] == list(recall.prompt_ids)
+
+
+def test_accuracies_by_fifth_and_by_top_percentile_are_hand_counted():
+    recall = _recall([i < 5 for i in range(10)], popularity=[100.0 - i for i in range(10)])
+    fifths = recall.by_quintile()
+    assert [found.mean for _, found in fifths] == [1, 1, 0.5, 0, 0]
+    assert [bounds for bounds, _ in fifths][:2] == [(99, 100), (97, 98)]
+    tops = recall.by_top_percentile()
+    assert [x for x, _ in tops] == list(range(10, 101, 10))
+    assert [found.mean for _, found in tops] == pytest.approx([1, 1, 1, 1, 1, 5 / 6, 5 / 7, 5 / 8, 5 / 9, 0.5])
+    assert [found.n for _, found in tops] == list(range(1, 11))
+
+
+def test_the_whole_is_the_last_top_percentile():
+    recall = _recall([i % 3 == 0 for i in range(30)], popularity=[float(i) for i in range(30)])
+    assert recall.by_top_percentile()[-1][1].mean == recall.accuracy().mean == pytest.approx(1 / 3)
+
+
+def test_selection_takes_every_column_in_the_order_asked():
+    recall = _recall([True, False, True], popularity=[1.0, None, 3.0], shortcut=[False, True, False])
+    found = recall.at(["p2", "p1"])
+    assert (found.correct, found.shortcut, found.popularity) == ((True, False), (False, True), (3.0, None))
+    with pytest.raises(DataError, match="no prompt 'x'"):
+        recall.at(["x"])
+
+
+def test_mcnemar_is_the_binomial_test_of_the_prompts_that_one_alone_gets_right():
+    a, b = _recall([True] * 9 + [False] * 3), _recall([True] * 2 + [False] * 7 + [True] + [False] * 2)
+    found = compare_accuracy(a, b)
+    assert (found.a_only, found.b_only) == (7, 1)
+    assert found.p_value == pytest.approx(2 * (1 + 8) / 2**8)  # P(at most 1 of 8), on both sides
+    assert found.interval.mean == pytest.approx(6 / 12)
+
+
+def test_a_model_does_not_differ_from_itself():
+    a = _recall([True, False, True])
+    found = compare_accuracy(a, a)
+    assert (found.a_only, found.b_only, found.p_value) == (0, 0, 1.0)
+    assert (found.interval.mean, found.interval.low, found.interval.high) == (0, 0, 0)
+
+
+def test_the_difference_turned_round_changes_its_sign():
+    a, b = _recall([i % 2 == 0 for i in range(20)]), _recall([i % 5 == 0 for i in range(20)])
+    there, back = compare_accuracy(a, b), compare_accuracy(b, a)
+    assert there.p_value == back.p_value
+    assert (there.interval.mean, there.interval.low, there.interval.high) == pytest.approx(
+        (-back.interval.mean, -back.interval.high, -back.interval.low), abs=0.06
+    )
+
+
+def test_the_order_of_prompts_changes_nothing():
+    a, b = _recall([i % 2 == 0 for i in range(20)]), _recall([i % 5 == 0 for i in range(20)])
+    assert compare_accuracy(a, b.at(b.prompt_ids[::-1])) == compare_accuracy(a, b)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_two_questions_are_too_few_to_say_that_one_model_is_always_better(sign):
+    better, worse = (True, False)[::sign]
+    few = compare_accuracy(_recall([better] * 2), _recall([worse] * 2)).interval
+    assert few.mean == sign
+    assert not few.excludes_zero
+    many = compare_accuracy(_recall([better] * 40), _recall([worse] * 40)).interval
+    assert many.excludes_zero
+    low = 2 * 40 / (40 + 1.959964**2) - 1  # Wilson's lower end for 40 of 40 gains; the rest could be losses
+    assert sorted((sign * many.low, sign * many.high)) == pytest.approx([low, 1], abs=1e-6)
+
+
+def test_one_subject_gives_no_interval_for_mixed_gains():
+    found = compare_accuracy(_recall([True, False], subjects=["s", "s"]), _recall([False, False], subjects=["s", "s"]))
+    assert math.isnan(found.interval.low)
+
+
+def test_recalls_of_different_prompts_are_not_compared():
+    with pytest.raises(DataError, match="same prompts"):
+        compare_accuracy(_recall([True]), _recall([True, True]))
