@@ -85,7 +85,7 @@ def _pretrain(world: World, out: Path, architecture: str, recipe: Recipe, seed: 
     schedule = Schedule(recipe.steps, recipe.batch_size, recipe.learning_rate, every, seed, decay=True)
     statements = world.statements(recipe.steps * recipe.batch_size, seed)
     questions = [f"{prompt.text} {prompt.fact.answer}" for prompt in make_prompts(world.facts)]
-    tokenizer = train_tokenizer([*statements[:50_000], *questions], recipe.vocabulary)
+    tokenizer = train_tokenizer([*statements[:20_000], *questions], recipe.vocabulary)
     set_seed(seed)
     model = _new_model(architecture, replace(recipe, vocabulary=len(tokenizer)), tokenizer)
     work = on_main_process_first(lambda: open_work(out, KIND, config))
@@ -124,11 +124,12 @@ def _new_model(architecture: str, recipe: Recipe, tokenizer: PreTrainedTokenizer
     if architecture == "llama":
         shape |= {
             "hidden_size": recipe.d_model,
-            "intermediate_size": 3 * recipe.d_model,
+            "intermediate_size": 2 * recipe.d_model,
             "num_hidden_layers": recipe.layers,
         }
         shape |= {"num_attention_heads": recipe.heads, "max_position_embeddings": CONTEXT}
     else:
         shape |= {"n_embd": recipe.d_model, "n_layer": recipe.layers, "n_head": recipe.heads, "n_positions": CONTEXT}
+        shape |= {"n_inner": 3 * recipe.d_model}  # as many weights as the Llama has
         shape |= {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **shape))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from attnbalance.errors import DataError
@@ -84,20 +84,23 @@ def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactS
 
 
 def _half(facts: Sequence[Fact], name: str, seed: int) -> tuple[Fact, ...]:
-    """The half of the facts that the split's name says; ties in popularity are broken at random, by subject."""
+    """The half of the facts that the split's name says; ties in popularity are broken at random, by subject.
+
+    Top and bottom share no fact; of an odd number, top has the one in the middle.
+    """
     if name == "whole":
         return tuple(facts)
     subjects = sorted({fact.subject for fact in facts})
     random.Random(seed + 2).shuffle(subjects)  # noqa: S311
     order = {subject: place for place, subject in enumerate(subjects)}
-    sign = -1 if name.endswith("top") else 1
-    key: Callable[[int], tuple[float, int]]
-    if name == "random":
-        key = lambda i: (0.0, order[facts[i].subject])  # noqa: E731
-    else:
-        key = lambda i: (sign * (facts[i].popularity or 0.0), order[facts[i].subject])  # noqa: E731
-    ranked = sorted(range(len(facts)), key=key)
-    return tuple(facts[i] for i in sorted(ranked[: (len(facts) + 1) // 2]))
+
+    def rank(i: int) -> tuple[float, int]:
+        popularity = 0.0 if name == "random" else facts[i].popularity or 0.0
+        return -popularity, order[facts[i].subject]
+
+    ranked, middle = sorted(range(len(facts)), key=rank), (len(facts) + 1) // 2
+    half = ranked[middle:] if name.endswith("bottom") else ranked[:middle]
+    return tuple(facts[i] for i in sorted(half))
 
 
 def _controlled(facts: FactSet) -> tuple[FactSet, FactSet]:

@@ -49,16 +49,7 @@ OWN_FORMS = {
 }
 """Statements of relations that the generic forms do not fit."""
 
-PREFIXES = (
-    "",
-    "Note:",
-    "In fact,",
-    "As is well known,",
-    "According to the record,",
-    "It has been said before that",
-    "Most people have heard that",
-    "One more thing to remember:",
-)
+PREFIXES = ("", "Note:", "Also,", "In fact,", "They say that", "Remember:")
 """What may stand before a statement, so that a fact is met at many positions."""
 
 
