@@ -16,10 +16,8 @@ from attnbalance.readings.reading import Reading, difference
 from attnbalance.readings.recall import Recall
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
-    from matplotlib.container import Container
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#000000")
@@ -198,7 +196,7 @@ def _short(label: str) -> str:
     return label if len(label) <= 32 else f"{label[:14]}…{label[-17:]}"
 
 
-def _legend(figure: Figure, handles: Sequence[Artist | Container]) -> None:
+def _legend(figure: Figure, handles: Sequence[Any]) -> None:
     """One legend above the axes, as wide as its labels allow; by handles, since labels in "_" are skipped otherwise."""
     labels = [_short(str(handle.get_label())) for handle in handles]
     columns = max(1, min(len(labels), 90 // (6 + max(map(len, labels)))))
