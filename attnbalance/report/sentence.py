@@ -41,7 +41,7 @@ def headline(comparison: Comparison) -> str:
             text = f"Over {n}, {attention.text}; accuracy was not measured"
         else:
             text = f"{accuracy.text}{LINKS.get((accuracy.kind, attention.kind), '; ')}{attention.text} ({n} in all)"
-    return f"{text}{'; this is one seed of one synthetic world' if is_demo(comparison) else ''}."
+    return f"{text}{'; this is a demo: one seed, one small world' if is_demo(comparison) else ''}."
 
 
 def curves_sentence(comparison: Comparison) -> str:
@@ -94,7 +94,7 @@ def shown_layers(comparison: Comparison) -> dict[str, int]:
 
 
 def is_demo(comparison: Comparison) -> bool:
-    """Whether any of the models comes from the demo: one seed of one synthetic world."""
+    """Whether any of the models comes from the demo: one seed of one small world."""
     return any(_says_demo(one.source) for one in comparison.measured)
 
 
