@@ -56,7 +56,7 @@ def open_work(out: Path, kind: str, config: Mapping[str, object]) -> Path:
 
     Work that was begun with another config is thrown away. Raises `OutputError` where nothing can be written.
     """
-    work = out.with_name(f".{out.name}.partial")
+    work = _work(out)
     begun = {"kind": f"unfinished {kind}", "config": _as_json(config)}
     try:
         if work.exists() and read_json(work / MARKER) != begun:
@@ -69,6 +69,11 @@ def open_work(out: Path, kind: str, config: Mapping[str, object]) -> Path:
     except OSError as error:
         raise OutputError(f"cannot write to {work}: {error}") from error
     return work
+
+
+def close_work(out: Path) -> None:
+    """Remove the work folder of a finished `out`, also one that was killed before it could."""
+    shutil.rmtree(_work(out), ignore_errors=True)
 
 
 def checkpoints(work: Path) -> dict[int, Path]:
@@ -95,6 +100,10 @@ def copy_for_users(checkpoint: Path, target: Path, link: bool = False) -> None:
     """
     ignore, copy = shutil.ignore_patterns(*NOT_FOR_USERS), _link if link else shutil.copy2
     shutil.copytree(checkpoint, target, ignore=ignore, copy_function=copy, dirs_exist_ok=True)
+
+
+def _work(out: Path) -> Path:
+    return out.with_name(f".{out.name}.partial")
 
 
 def _link(source: str, target: str) -> None:

@@ -151,6 +151,7 @@ def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArgum
         logging_steps=schedule.every,
         remove_unused_columns=False,
         label_names=["labels"],
+        ddp_find_unused_parameters=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=schedule.seed,
         report_to="none",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from attnbalance.errors import DataError
 from attnbalance.facts import FactSet
-from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, is_finished, open_work
+from attnbalance.finetune.checkpoints import checkpoints, close_work, copy_for_users, is_finished, open_work
 from attnbalance.outputs import MARKER, provenance, replacing, write_json
 from attnbalance.prompts import make_prompts
 from attnbalance.worlds.statements import World
@@ -68,6 +67,7 @@ def pretrain(
     config = {"world": made_from, "architecture": architecture, "recipe": asdict(recipe), "seed": seed}
     if not is_finished(out, KIND, config):
         _pretrain(world, out, architecture, recipe, seed, config)
+    close_work(out)
     return out
 
 
@@ -94,14 +94,13 @@ def _pretrain(world: World, out: Path, architecture: str, recipe: Recipe, seed: 
 
 
 def _finish(work: Path, out: Path, config: dict[str, object], log: Sequence[dict[str, float]]) -> None:
-    if not work.exists():  # another process has done it
+    if is_finished(out, KIND, config):  # by the main process
         return
     done = checkpoints(work)
     history = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
     with replacing(out) as folder:
         copy_for_users(done[max(done)], folder, link=True)
         write_json(folder / MARKER, {"kind": KIND, "config": config, "training_loss": history} | provenance())
-    shutil.rmtree(work)
 
 
 def _collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[str]], dict[str, Tensor]]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbalance.errors import ModelError
-from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, is_finished, open_work
+from attnbalance.errors import DataError, ModelError
+from attnbalance.finetune.checkpoints import checkpoints, close_work, copy_for_users, is_finished, open_work
 from attnbalance.finetune.pretrain import facts_sha256
 from attnbalance.finetune.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, Run, checkpoint_name, load_run
 from attnbalance.finetune.splits import Split
@@ -37,8 +36,8 @@ def finetune(
     lora_rank: int = 0,
     lora_alpha: float | None = None,
     dtype: str | None = None,
-    checkpoint_every: int = 50,
-    patience: int | None = 2,
+    checkpoint_every: int = 20,
+    patience: int | None = 3,
     seed: int = 0,
 ) -> Run:
     """Finetune a local model folder or Hub id on the answers to `split.train`; returns the run in the folder `out`.
@@ -79,6 +78,7 @@ def finetune(
     }
     if not is_finished(out, KIND, config):
         _finetune(base, split, out, config)
+    close_work(out)
     return load_run(out)
 
 
@@ -105,7 +105,13 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any]) -> 
     examples = make_examples(split.train.facts, tokenizer, template)
     validation = make_examples(split.validation.facts, tokenizer, template)
     order = in_order(len(examples), schedule.steps * schedule.batch_size, schedule.seed)
+    longest = max(len(example.ids) for example in (*examples, *validation))
     model = _load(base, config["dtype"] or ("auto" if config["lora_rank"] else "float32"))
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and longest > limit:
+        raise DataError(
+            f"a question with its answer takes {longest} tokens, but {base} has {limit} positions; shorten it"
+        )
     made_for = fingerprint(model)
     set_seed(schedule.seed)
     trained = _with_lora(model, config) if config["lora_rank"] else model
@@ -119,7 +125,7 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any]) -> 
 
 def _finish(work: Path, out: Path, split: Split, about: Mapping[str, Any], losses: Mapping[int, float]) -> None:
     """Turn the work folder into the run's folder, in one move."""
-    if not work.exists():  # another process has done it
+    if is_finished(out, KIND, about["config"]):  # by the main process
         return
     best, done = min(losses, key=lambda step: losses[step]), checkpoints(work)
     with replacing(out) as folder:
@@ -133,7 +139,6 @@ def _finish(work: Path, out: Path, split: Split, about: Mapping[str, Any], losse
             write_text(folder / name, "".join(lines))
         history = [[step, loss] for step, loss in losses.items()]
         write_json(folder / MARKER, {"kind": KIND, "best_step": best, "validation_loss": history, **about})
-    shutil.rmtree(work)
 
 
 def _about(split: Split) -> dict[str, object]:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tiny import tiny_model
 from tokenizers import Tokenizer, decoders, models, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -13,7 +14,6 @@ from attnbalance.finetune.examples import IGNORED, Example, answer_losses, colla
 from attnbalance.prompts import make_prompts
 from attnbalance.tokens import encode
 from attnbalance.worlds.tokenizer import train_tokenizer
-from tiny import tiny_model
 
 FACTS = [Fact("Ann Lee", "sport", ("golf", "golfing")), Fact("Bob", "place of birth", ("New York",))]
 TOKENIZER = train_tokenizer(
