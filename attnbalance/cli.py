@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -18,7 +18,7 @@ from attnbalance.errors import AttnBalanceError, DataError
 class _Commands(TyperGroup):
     """Commands whose errors, where a user can put them right, become one message and exit code 2."""
 
-    def invoke(self, ctx: typer.Context) -> object:
+    def invoke(self, ctx: Any) -> object:
         """Run the command that was named."""
         try:
             return super().invoke(ctx)

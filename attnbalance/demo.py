@@ -24,6 +24,7 @@ KIND = "demo"
 LABELS = {"top": "FT-Top", "bottom": "FT-Bottom", "whole": "FT-Whole"}
 HOW = How(recall=True, batch_size=128)
 POPQA_POWER = 0.5
+CAVEAT = "this is one seed of a small model pretrained here, not a large one"
 
 
 def demo(
@@ -77,4 +78,5 @@ def _compare(base: Path, runs: dict[str, Run], facts: FactSet, work: Path, seed:
     prompts, dropped = usable_prompts(heldout, specs, HOW, skip_bad=False)
     shortcuts = {"base": runs["FT-Whole"].shortcuts}
     measured = measure_all(specs, prompts, HOW, work, shortcuts, progress)
-    return Comparison(measured, prompts, HOW.reduce, ("FT-Top", "FT-Bottom"), {**facts.dropped, **dropped}, seed)
+    dropped = {**facts.dropped, **dropped}
+    return Comparison(measured, prompts, HOW.reduce, ("FT-Top", "FT-Bottom"), dropped, seed, CAVEAT)

@@ -43,6 +43,8 @@ class Comparison:
     """Models measured on the same prompts; `pair` names the two labels whose difference is the question, if any.
 
     `reduce` is the reduction over subject tokens. `dropped` counts rows that were not used, by reason.
+    `caveat` is what the headline must add, such as that this is one seed of a small world.
+    `caveat` is what the headline must add, such as that this is one seed of a small world.
     """
 
     measured: tuple[Measured, ...]
@@ -51,6 +53,7 @@ class Comparison:
     pair: tuple[str, str] | None
     dropped: Mapping[str, int]
     seed: int
+    caveat: str = ""
 
     def __getitem__(self, label: str) -> Measured:
         """What was measured under one label."""

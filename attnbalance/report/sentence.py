@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attnbalance.readings.compare import Comparison, Measured
@@ -41,7 +40,7 @@ def headline(comparison: Comparison) -> str:
             text = f"Over {n}, {attention.text}; accuracy was not measured"
         else:
             text = f"{accuracy.text}{LINKS.get((accuracy.kind, attention.kind), '; ')}{attention.text} ({n} in all)"
-    return f"{text}{'; this is a demo: one seed, one small world' if is_demo(comparison) else ''}."
+    return f"{text}{f'; {comparison.caveat}' if comparison.caveat else ''}."
 
 
 def curves_sentence(comparison: Comparison) -> str:
@@ -91,11 +90,6 @@ def shown_layers(comparison: Comparison) -> dict[str, int]:
     a, b = (curves[label] for label in comparison.pair)
     at = max(range(len(a.layers)), key=lambda i: abs(a.mean[i] - b.mean[i]))
     return {label: a.layers[at] if a.layers[at] in curve.layers else peaks[label] for label, curve in curves.items()}
-
-
-def is_demo(comparison: Comparison) -> bool:
-    """Whether any of the models comes from the demo: one seed of one small world."""
-    return any(_says_demo(one.source) for one in comparison.measured)
 
 
 @dataclass(frozen=True)
@@ -202,10 +196,3 @@ def _peak(curve: Curve) -> tuple[int, str]:
     """The layer of the highest mean, and that mean with its interval."""
     i = max(range(len(curve.layers)), key=lambda place: curve.mean[place])
     return curve.layers[i], f"{share(curve.mean[i])} {bounds(curve.low[i], curve.high[i])}".strip()
-
-
-def _says_demo(source: object) -> bool:
-    """Whether a source, or anything in it, is of kind "demo"."""
-    if not isinstance(source, Mapping):
-        return False
-    return source.get("kind") == "demo" or any(map(_says_demo, source.values()))

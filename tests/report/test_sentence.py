@@ -140,10 +140,9 @@ def test_models_of_different_depth_are_not_subtracted():
     assert shown_layers(made) == {"top": 2, "bottom": 1}
 
 
-def test_the_demo_is_called_one_seed_and_one_small_world():
-    plain, demo = a_comparison(LESS, APART), a_comparison(LESS, APART, source={"run": {"kind": "demo"}})
-    assert "one seed" not in headline(plain)
-    assert headline(demo).endswith("; this is a demo: one seed, one small world.")
+def test_a_caveat_ends_the_sentence():
+    plain = a_comparison(LESS, APART)
+    assert headline(replace(plain, caveat="one seed")) == headline(plain).removesuffix(".") + "; one seed."
 
 
 def test_many_differing_layers_are_named_in_runs_with_the_largest():

@@ -1,0 +1,166 @@
+"""The command line: what it prints, its exit codes, and that bad input leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny import FACTS
+from typer.testing import CliRunner
+
+from attnbalance.cli import app
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def facts_file(tmp_path: Path) -> Path:
+    path = tmp_path / "facts.jsonl"
+    path.write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in FACTS))
+    return path
+
+
+def said(*arguments: object) -> tuple[int, str]:
+    """Exit code and everything printed."""
+    found = runner.invoke(app, [str(argument) for argument in arguments])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    return found.exit_code, found.output
+
+
+def test_curve_prints_the_answer_and_where_the_report_is(
+    llama_folder: Path, lora_folder: Path, facts_file: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    models = (f"a={llama_folder}", f"b={llama_folder}+{lora_folder}")
+    code, text = said("curve", *models, "--facts", facts_file, "--recall", "--out", out)
+    assert code == 0, text
+    assert json.loads((out / "attnbalance.json").read_text())["answer"] in text.replace("\n", " ")
+    assert str(out / "report.html") in text
+    recall = json.loads((out / "recall.json").read_text())
+    assert [one["label"] for one in recall] == ["a", "b"]
+    assert {"accuracy", "low", "high", "n", "shortcut_rate", "by_popularity"} <= set(recall[0])
+
+
+def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
+    llama_folder: Path, tmp_path: Path, facts_file: Path
+) -> None:
+    run = tmp_path / "run"
+    options = ("--split", "whole", "--steps", 4, "--batch-size", 4, "--checkpoint-every", 2, "--lora-rank", 2)
+    code, text = said("finetune", llama_folder, "--facts", facts_file, *options, "--out", run)
+    assert code == 0, text
+    assert "validation loss" in text
+    models = (f"base={llama_folder}", f"tuned={llama_folder}+{run}")
+    code, text = said("curve", *models, "--facts", run / "heldout.jsonl", "--out", tmp_path / "out")
+    assert code == 0, text
+
+
+def bad_rows(path: Path, **change: object) -> Path:
+    path.write_text(json.dumps(FACTS[0].as_dict() | change) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"popularty": 1}, ["popularty", "popularity"]),
+        ({"popularity": "many"}, ["'many'", "number"]),
+        ({"answers": []}, ["answers"]),
+        ({"question": "Where is it?"}, ["Zürich", "0 times", "--skip-bad"]),
+        ({"question": "Is Zürich Zürich?"}, ["Zürich", "2 times", "--skip-bad"]),
+        ({"question": "Where, " + "oh where, " * 90 + "is Zürich?"}, ["positions", "--skip-bad"]),
+    ],
+)
+def test_bad_facts_give_one_message_and_code_2(
+    llama_folder: Path, tmp_path: Path, change: dict[str, object], expected: list[str]
+) -> None:
+    path = bad_rows(tmp_path / "facts.jsonl", **({"subject_start": None} | change))
+    out = tmp_path / "out"
+    code, text = said("curve", f"a={llama_folder}", "--facts", path, "--out", out)
+    assert code == 2
+    assert text.startswith("error: ")
+    assert all(part in text for part in expected), text
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--facts", "nowhere.jsonl"], "no facts file at nowhere.jsonl"),
+        (["--facts", "facts.docx"], "must end in .jsonl"),
+        (["--relations", "colour"], "no facts of relation 'colour'"),
+        (["--template", "{name}?"], "{name}"),
+        (["--template", "Hello"], "must name the subject once"),
+        (["--reduce", "mean"], "--reduce must be one of max, sum, got 'mean'"),
+        (["--dtype", "int7"], "dtype must be float32"),
+        (["--chat"], "has no chat template"),
+        (["--tokenizer", "./nowhere"], "cannot load a tokenizer from ./nowhere"),
+    ],
+)
+def test_bad_options_give_one_message_and_code_2(
+    llama_folder: Path, facts_file: Path, tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    given = ["--facts", facts_file, *arguments] if "--facts" not in arguments else arguments
+    code, text = said("curve", f"a={llama_folder}", *given, "--out", tmp_path / "out")
+    assert code == 2
+    assert text.startswith("error: ")
+    assert expected in text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("model", ["a=./nowhere", "a=", "=x"])
+def test_a_model_that_is_not_there_gives_one_message_and_code_2(facts_file: Path, tmp_path: Path, model: str) -> None:
+    code, text = said("curve", model, "--facts", facts_file, "--out", tmp_path / "out")
+    assert code == 2
+    assert text.startswith("error: ")
+
+
+def test_a_folder_that_cannot_be_written_gives_code_2(llama_folder: Path, facts_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, text = said("curve", f"a={llama_folder}", "--facts", facts_file, "--out", tmp_path / "file" / "out")
+    assert code == 2
+    assert str(tmp_path / "file") in text
+
+
+def test_a_full_disk_gives_code_2_and_nothing_half_written(
+    llama_folder: Path, facts_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("attnbalance.results.write_report", full)
+    code, text = said("curve", f"a={llama_folder}", "--facts", facts_file, "--out", tmp_path / "out")
+    assert code == 2
+    assert "the disk is full" in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_relations_need_facts_in_the_demo(tmp_path: Path) -> None:
+    code, text = said("demo", "--relations", "country", "--out", tmp_path / "out")
+    assert code == 2
+    assert "--facts" in text
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("attnbalance.demo.demo", lambda *_, **__: 1 / 0)
+    assert isinstance(runner.invoke(app, ["demo", "--out", str(tmp_path)]).exception, ZeroDivisionError)
+
+
+def test_control_c_gives_one_message_and_code_2(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", "from attnbalance.cli import main; main()", "demo", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (out / "attnbalance.json").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "error: interrupted; run the same command again to go on" in message
+    assert "Traceback" not in message

@@ -1,0 +1,27 @@
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import attnbalance
+
+
+@pytest.mark.parametrize("name", attnbalance.__all__)
+def test_every_public_name_is_importable(name: str) -> None:
+    assert getattr(attnbalance, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        attnbalance.nothing  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_importing_the_package_imports_no_heavy_library() -> None:
+    heavy = ("torch", "transformers", "datasets", "scipy")
+    code = f"import sys, attnbalance; print([m for m in {heavy} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
