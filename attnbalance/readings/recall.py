@@ -114,17 +114,16 @@ def compare_accuracy(a: Recall, b: Recall, seed: int = 0) -> PairedAccuracy:
 
 
 def _gain_interval(gained: npt.NDArray[np.int_], subjects: Sequence[str], seed: int) -> Interval:
-    """The mean of gains in {-1, 0, 1} with its interval: bootstrap, or Wilson's where all are +1 or all -1.
+    """The mean of gains in {-1, 0, 1} with its interval: bootstrap, or Wilson's where all gains are alike.
 
-    There the bootstrap has no width, however few prompts were seen. A share of gains of at least w leaves at most 1 - w
-    for losses, so the mean gain is at least 2 w - 1.
+    There the bootstrap has no width, however few prompts were seen. With a share of such gains of at least w, at most
+    1 - w are of the other kinds, so that the mean of gains of +1 is at least 2 w - 1, and of 0 within 1 - w of 0.
     """
-    if abs(gained.sum()) < len(gained):
+    if len(set(gained.tolist())) > 1:
         return mean_intervals(gained[:, None], subjects, seed=seed)[0]
-    sign = int(np.sign(gained[0]))
-    least = 2 * share_interval([True] * len(gained), subjects).low - 1
-    low, high = sorted((sign * least, float(sign)))
-    return Interval(float(sign), low, high, len(gained))
+    alike, other = float(gained[0]), 1 - share_interval([True] * len(gained), subjects).low
+    low, high = max(-1.0, alike - (1 + abs(alike)) * other), min(1.0, alike + (1 + abs(alike)) * other)
+    return Interval(alike, low, high, len(gained))
 
 
 def is_match(output: str, answers: Sequence[str]) -> bool:

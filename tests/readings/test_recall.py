@@ -109,7 +109,8 @@ def test_a_model_does_not_differ_from_itself():
     a = _recall([True, False, True])
     found = compare_accuracy(a, a)
     assert (found.a_only, found.b_only, found.p_value) == (0, 0, 1.0)
-    assert (found.interval.mean, found.interval.low, found.interval.high) == (0, 0, 0)
+    assert found.interval.mean == 0
+    assert not found.interval.excludes_zero
 
 
 def test_the_difference_turned_round_changes_its_sign():
@@ -136,6 +137,14 @@ def test_two_questions_are_too_few_to_say_that_one_model_is_always_better(sign):
     assert many.excludes_zero
     low = 2 * 40 / (40 + 1.959964**2) - 1  # Wilson's lower end for 40 of 40 gains; the rest could be losses
     assert sorted((sign * many.low, sign * many.high)) == pytest.approx([low, 1], abs=1e-6)
+
+
+def test_no_difference_on_few_questions_is_no_proof_of_none():
+    same = _recall([True, False] * 10)
+    found = compare_accuracy(same, same)
+    other = 1.959964**2 / (20 + 1.959964**2)  # Wilson's upper end for 0 of 20 questions answered differently
+    assert (found.a_only, found.b_only, found.p_value) == (0, 0, 1.0)
+    assert (found.interval.mean, found.interval.low, found.interval.high) == pytest.approx((0, -other, other), abs=1e-6)
 
 
 def test_one_subject_gives_no_interval_for_mixed_gains():
