@@ -111,8 +111,8 @@ def finetune(
     lora_rank: Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
     lora_alpha: Annotated[float | None, typer.Option(help="Scale of LoRA; by default twice the rank.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default what suits the method.")] = None,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")] = 50,
-    patience: Annotated[int, typer.Option(min=0, help="Stop after so many validations without gain; 0: never.")] = 2,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")] = 20,
+    patience: Annotated[int, typer.Option(min=0, help="Stop after so many validations without gain; 0: never.")] = 3,
     heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing.")] = 0.5,
     seed: Seed = 0,
 ) -> None:
@@ -236,3 +236,7 @@ def _progress() -> bool:
         logging.disable_progress_bar()
     logging.set_verbosity_error()
     return sys.stderr.isatty()
+
+
+if __name__ == "__main__":
+    main()
