@@ -52,9 +52,12 @@ class NoRowsError(ModelError):
 
 
 def base_of(model: Module) -> PreTrainedModel:
-    """The transformers model inside a peft model; any other model as it is."""
+    """The transformers model inside a peft model, or the model itself; raises `ModelError` for any other kind."""
     inner = getattr(model, "get_base_model", None)
-    return inner() if callable(inner) else model  # pyright: ignore[reportReturnType]
+    base = inner() if callable(inner) else model
+    if not isinstance(base, PreTrainedModel):
+        raise ModelError(f"a {type(base).__name__} is no transformers model; load one with AutoModelForCausalLM")
+    return base
 
 
 def vocabulary_size(model: Module) -> int:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Module
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from attnbalance.errors import ModelError
 from attnbalance.models.forward import (
@@ -83,7 +83,7 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
                 "only adapters that change weights (LoRA and its like) can be read"
             )
     base = base_of(model)
-    if not isinstance(base, PreTrainedModel) or base.config.is_encoder_decoder:
+    if base.config.is_encoder_decoder:
         raise ModelError(f"{name} is a {type(base).__name__}; only decoder-only causal language models can be read")
     if base.get_output_embeddings() is None:
         raise ModelError(

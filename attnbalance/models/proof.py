@@ -54,6 +54,11 @@ def _prove(model: Module, base: PreTrainedModel, name: str) -> tuple[str, int]:
     interface = _interface(base)
     _set_attention(base, "eager", interface)
     reference = [_reference(model, one) for one in encodings]
+    if not all(bool(part.isfinite().all()) for both in reference for part in both):
+        raise ModelError(
+            f"{name} gives NaN or infinite numbers; its weights may be damaged, or its dtype too narrow "
+            "(try --dtype float32)"
+        )
     if interface:
         _set_attention(base, IMPLEMENTATION, interface)
     kernel = "sdpa" if interface and _gives_rows(model, encodings) else "eager"
@@ -145,11 +150,6 @@ def _check_causal(model: Module, encoding: Encoding, name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float()
-    if not bool(logits.isfinite().all()):
-        raise ModelError(
-            f"{name} gives NaN or infinite logits; its weights may be damaged, or its dtype too narrow "
-            "(try --dtype float32)"
-        )
     change = float((logits[0] - logits[1]).abs().max())
     if change > TOLERANCE.get(base.dtype, 5e-2) * (1 + float(logits.abs().max())):
         raise ModelError(

@@ -107,5 +107,7 @@ def _family_attention(
         attention_mask = torch.ones(queries, queries, dtype=torch.bool, device=query.device).tril()[None, None]
     if attention_mask is not None and attention_mask.dtype == torch.bool:
         zeros = torch.zeros(attention_mask.shape, dtype=query.dtype, device=query.device)
-        attention_mask = zeros.masked_fill(~attention_mask, torch.finfo(query.dtype).min)
+        # the softmax is in float32, where float64's lowest number would be -inf, and padding's own rows NaN
+        lowest = max(torch.finfo(query.dtype).min, torch.finfo(torch.float32).min)
+        attention_mask = zeros.masked_fill(~attention_mask, lowest)
     return eager(module, query, key, value, attention_mask, **kwargs)[0]

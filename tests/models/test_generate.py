@@ -1,0 +1,129 @@
+"""Greedy answers against a loop that takes the argmax of a whole forward pass, one token at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from tiny import INTERFACE, OUTSIDE, SINKS, eager, tiny_model, tiny_prompts, tiny_tokenizer
+from transformers import GenerationConfig, PreTrainedModel
+
+from attnbalance import Fact, load_model
+from attnbalance.errors import BadRowsError, DataError, ModelError
+from attnbalance.models.generate import generate
+from attnbalance.prompts import make_prompts
+from attnbalance.tokens import encode
+
+WARNING = pytest.mark.filterwarnings("ignore:.*stands outside")
+
+
+def argmax_loop(model: PreTrainedModel, ids: tuple[int, ...], steps: int, stop: int | None) -> list[int]:
+    """The greedy continuation of one prompt: no cache, no padding, no batch."""
+    given = list(ids)
+    for _ in range(steps):
+        with torch.no_grad():
+            token = int(model(torch.tensor([given]), use_cache=False).logits[0, -1].argmax())
+        if token == stop:
+            break
+        given.append(token)
+    return given[len(ids) :]
+
+
+@WARNING
+@pytest.mark.parametrize("family", [*INTERFACE, *SINKS, *OUTSIDE])
+def test_answers_are_those_of_the_argmax_loop(family: str) -> None:
+    model, tokenizer = tiny_model(family), tiny_tokenizer()
+    expected = [argmax_loop(eager(model), one.ids, 6, 1) for one in encode(tiny_prompts(), tokenizer)]
+    found = generate(load_model(model, tokenizer=tokenizer), tiny_prompts(), max_new_tokens=6, batch_size=4)
+    assert found == [tokenizer.decode(ids, skip_special_tokens=True) for ids in expected]
+    assert len(set(found)) > 2  # models that say one thing to everything would test little
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 9])
+def test_batch_size_and_order_change_no_answer(batch_size: int) -> None:
+    hooked = load_model(tiny_model("mistral"), tokenizer=tiny_tokenizer())
+    expected = generate(hooked, tiny_prompts(), max_new_tokens=5, batch_size=3)
+    found = generate(hooked, tiny_prompts()[::-1], max_new_tokens=5, batch_size=batch_size)
+    assert found[::-1] == expected
+
+
+def test_the_models_own_generation_settings_are_set_aside_and_given_back() -> None:
+    hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    expected = generate(hooked, tiny_prompts(), max_new_tokens=6, batch_size=9)
+    own = GenerationConfig(
+        do_sample=True, temperature=5.0, repetition_penalty=9.0, num_beams=2, no_repeat_ngram_size=1, max_length=3
+    )
+    hooked.model.generation_config = own  # pyright: ignore[reportAttributeAccessIssue]
+    assert generate(hooked, tiny_prompts(), max_new_tokens=6, batch_size=9) == expected
+    assert hooked.model.generation_config is own
+    assert (own.max_length, own.do_sample) == (3, True)
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "no_special"])
+def test_an_answer_ends_before_the_models_end_of_sequence(kind: str, several: bool) -> None:
+    # the stop is a token that the model says in the middle of one answer; without a pad token 0 fills what is behind it
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer(kind)
+    oracle = eager(model)
+    encodings = encode(tiny_prompts(), tokenizer)
+    stop = argmax_loop(oracle, encodings[0].ids, 4, None)[2]
+    model.generation_config.eos_token_id = [stop, 1] if several else stop
+    expected = [argmax_loop(oracle, one.ids, 6, stop) for one in encodings]
+    assert len(expected[0]) < 3
+    assert max(map(len, expected)) == 6
+    found = generate(load_model(model, tokenizer=tokenizer), tiny_prompts(), max_new_tokens=6, batch_size=9)
+    assert found == [tokenizer.decode(ids, skip_special_tokens=True) for ids in expected]
+
+
+def test_a_pad_token_that_the_model_has_no_embedding_for_does_no_harm() -> None:
+    tokenizer = tiny_tokenizer("no_pad")
+    model = tiny_model("gpt2")
+    expected = generate(load_model(model, tokenizer=tokenizer), tiny_prompts(), max_new_tokens=3, batch_size=9)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    model.resize_token_embeddings(tokenizer.pad_token_id)
+    hooked = load_model(model, tokenizer=tokenizer)
+    assert hooked.pad_id == tokenizer.eos_token_id
+    assert generate(hooked, tiny_prompts(), max_new_tokens=3, batch_size=9) == expected
+
+
+def test_dropout_of_a_model_in_training_does_not_reach_its_answers() -> None:
+    calm = load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    training = tiny_model("gpt2").train()
+    hooked = load_model(training, tokenizer=tiny_tokenizer())
+    assert generate(hooked, tiny_prompts(), max_new_tokens=4, batch_size=9) == generate(
+        calm, tiny_prompts(), max_new_tokens=4, batch_size=9
+    )
+    assert training.training
+
+
+def test_a_prompt_that_leaves_no_room_for_the_answer_is_refused() -> None:
+    hooked = load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    longest = max(len(one.ids) for one in encode(tiny_prompts(), hooked.tokenizer))
+    room = (hooked.max_positions or 0) - longest
+    assert len(generate(hooked, tiny_prompts(), max_new_tokens=room, batch_size=9)) == 9
+    with pytest.raises(BadRowsError, match=rf"longer than the model's 96 positions(.|\n)*{room + 1} to generate"):
+        generate(hooked, tiny_prompts(), max_new_tokens=room + 1, batch_size=9)
+
+
+def test_nan_logits_stop_the_answers() -> None:
+    hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    with torch.no_grad():
+        hooked.model.lm_head.weight[3] = torch.nan  # pyright: ignore
+    with pytest.raises(ModelError, match="LlamaForCausalLM gives NaN logits while answering; try --dtype float32"):
+        generate(hooked, tiny_prompts(), max_new_tokens=2, batch_size=4)
+
+
+@pytest.mark.parametrize(("count", "tokens", "size"), [(0, 3, 3), (2, 0, 3), (2, 3, 0)])
+def test_nothing_to_ask_or_to_say_is_refused(count: int, tokens: int, size: int) -> None:
+    hooked = load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    with pytest.raises(DataError, match="at least"):
+        generate(hooked, tiny_prompts()[:count], max_new_tokens=tokens, batch_size=size)
+
+
+def test_a_trained_model_answers_as_the_argmax_loop(stories) -> None:
+    oracle = transformers.AutoModelForCausalLM.from_pretrained(stories, attn_implementation="eager").eval()
+    hooked = load_model(stories)
+    prompts = make_prompts([Fact(name, "r", ("a",)) for name in ("Lily", "Tom", "the big dog")], "One day, {subject}")
+    found = generate(hooked, prompts, max_new_tokens=12, batch_size=3)
+    for one, answer in zip(encode(prompts, hooked.tokenizer), found, strict=True):
+        assert answer == hooked.tokenizer.decode(argmax_loop(oracle, one.ids, 12, 2), skip_special_tokens=True)
