@@ -125,7 +125,7 @@ def finetune(
     from attnbalance.finetune.splits import split_facts
     from attnbalance.finetune.trainer import finetune as run
 
-    _progress()
+    progress = _progress()
     chosen = load_facts(facts, _names(relations), limit, seed)
     done = run(
         model,
@@ -143,6 +143,7 @@ def finetune(
         checkpoint_every=checkpoint_every,
         patience=patience or None,
         seed=seed,
+        progress=progress,
     )
     loss = done.validation_loss[done.best_step]
     name = f"{done.base}+{out}" if lora_rank else str(out)

@@ -50,9 +50,11 @@ def demo(
         _claim(out, config)
     if "answer" not in read_json(out / MARKER):
         power, recipe = (1.0, SYNTHETIC_RECIPE) if source is None else (POPQA_POWER, POPQA_RECIPE)
-        base = pretrain(World(facts, power), out / "base", recipe=recipe, seed=seed)
+        base = pretrain(World(facts, power), out / "base", recipe=recipe, seed=seed, progress=progress)
         runs = {
-            label: finetune(base, split_facts(facts, split, seed=seed), out / f"ft-{split}", seed=seed)
+            label: finetune(
+                base, split_facts(facts, split, seed=seed), out / f"ft-{split}", seed=seed, progress=progress
+            )
             for split, label in LABELS.items()
         }
         comparison = _compare(base, runs, facts, out / ".measured", seed, progress)

@@ -75,12 +75,14 @@ def train(
     schedule: Schedule,
     validation: Sequence[Any] | None = None,
     label: str = "training",
+    progress: bool = False,
 ) -> list[dict[str, float]]:
     """Train on `data` in its order, once, from the newest complete checkpoint in `work`; return the log, by step.
 
     `data` holds steps x batch_size examples, so that what a step sees depends on nothing but its number; killed and
     called again, training goes on to the same weights, bit for bit on a CPU. The result is in `work`'s checkpoints.
-    Raises `ModelError` where a loss or a weight is no finite number.
+    `label` names the progress bar, drawn where `progress` is true. Raises `ModelError` where a loss or a weight is no
+    finite number.
     """
     arguments = _arguments(work, schedule, validation is not None)
     trainer = _Trainer(
@@ -95,8 +97,7 @@ def train(
         callbacks=[_MarkComplete(), _StopEarly(schedule.patience)],
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.remove_callback(ProgressCallback)
-    if not arguments.disable_tqdm:
+    if progress:
         trainer.add_callback(_Bar(label))
     done = checkpoints(work)
     last = done[max(done)] if done else None
@@ -151,6 +152,7 @@ def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArgum
         logging_steps=schedule.every,
         remove_unused_columns=False,
         label_names=["labels"],
+        disable_tqdm=True,  # Trainer's own bar; ours is added where progress is wanted
         ddp_find_unused_parameters=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=schedule.seed,

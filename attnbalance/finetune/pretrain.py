@@ -48,7 +48,13 @@ POPQA_RECIPE = Recipe(vocabulary=4000, steps=1500, batch_size=128)
 
 
 def pretrain(
-    world: World, out: str | Path, *, architecture: str = "llama", recipe: Recipe = SYNTHETIC_RECIPE, seed: int = 0
+    world: World,
+    out: str | Path,
+    *,
+    architecture: str = "llama",
+    recipe: Recipe = SYNTHETIC_RECIPE,
+    seed: int = 0,
+    progress: bool = False,
 ) -> Path:
     """Pretrain a model on `recipe.steps` x `recipe.batch_size` statements of a world; returns its folder `out`.
 
@@ -66,7 +72,7 @@ def pretrain(
     made_from = {"facts": world.facts.name, "facts_sha256": facts_sha256(world.facts), "power": world.power}
     config = {"world": made_from, "architecture": architecture, "recipe": asdict(recipe), "seed": seed}
     if not is_finished(out, KIND, config):
-        _pretrain(world, out, architecture, recipe, seed, config)
+        _pretrain(world, out, architecture, recipe, seed, config, progress)
     close_work(out)
     return out
 
@@ -76,7 +82,9 @@ def facts_sha256(facts: FactSet) -> str:
     return hashlib.sha256(json.dumps([fact.as_dict() for fact in facts]).encode()).hexdigest()
 
 
-def _pretrain(world: World, out: Path, architecture: str, recipe: Recipe, seed: int, config: dict[str, object]) -> None:
+def _pretrain(
+    world: World, out: Path, architecture: str, recipe: Recipe, seed: int, config: dict[str, object], progress: bool
+) -> None:
     from transformers import set_seed
 
     from attnbalance.finetune.loop import Schedule, on_main_process_first, train
@@ -89,7 +97,9 @@ def _pretrain(world: World, out: Path, architecture: str, recipe: Recipe, seed: 
     set_seed(seed)
     model = _new_model(architecture, replace(recipe, vocabulary=len(tokenizer)), tokenizer)
     work = on_main_process_first(lambda: open_work(out, KIND, config))
-    log = train(model, tokenizer, statements, _collator(tokenizer), work, schedule, label="pretraining")
+    log = train(
+        model, tokenizer, statements, _collator(tokenizer), work, schedule, label="pretraining", progress=progress
+    )
     on_main_process_first(lambda: _finish(work, out, config, log))
 
 

@@ -39,6 +39,7 @@ def finetune(
     checkpoint_every: int = 20,
     patience: int | None = 3,
     seed: int = 0,
+    progress: bool = False,
 ) -> Run:
     """Finetune a local model folder or Hub id on the answers to `split.train`; returns the run in the folder `out`.
 
@@ -77,7 +78,7 @@ def finetune(
         "seed": seed,
     }
     if not is_finished(out, KIND, config):
-        _finetune(base, split, out, config)
+        _finetune(base, split, out, config, progress)
     close_work(out)
     return load_run(out)
 
@@ -90,7 +91,7 @@ def in_order(count: int, size: int, seed: int) -> list[int]:
     return order[:size]
 
 
-def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any]) -> None:
+def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], progress: bool) -> None:
     from transformers import set_seed
 
     from attnbalance.finetune.examples import collate, make_examples
@@ -117,7 +118,8 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any]) -> 
     trained = _with_lora(model, config) if config["lora_rank"] else model
     work = on_main_process_first(lambda: open_work(out, KIND, config))
     data = [examples[i] for i in order]
-    log = train(trained, tokenizer, data, collate, work, schedule, validation, label=f"finetuning {split.name}")
+    label = f"finetuning {split.name}"
+    log = train(trained, tokenizer, data, collate, work, schedule, validation, label=label, progress=progress)
     losses = validation_losses(log)
     about = {"config": config, "base": base, "base_fingerprint": made_for, **_about(split), **provenance()}
     on_main_process_first(lambda: _finish(work, out, split, about, losses))
