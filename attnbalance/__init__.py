@@ -1,4 +1,4 @@
-"""attnbalance: where finetuning takes a language model's attention off the subject of a question, and what that costs."""
+"""Where finetuning takes a language model's attention off the subject of a question, and what that costs."""
 
 from __future__ import annotations
 

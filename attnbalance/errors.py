@@ -1,4 +1,4 @@
-"""The few kinds of error that this package raises on purpose; each message says what was expected, what came, what to do."""
+"""The few kinds of error raised on purpose; each message says what was expected, what came, what to do."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ class FactSet:
         unknown = sorted(set(relations) - set(self.relations))
         if unknown:
             raise DataError(
-                f"no facts of relation {', '.join(map(repr, unknown))} in {self.name}; it has: {', '.join(sorted(self.relations))}"
+                f"no facts of relation {', '.join(map(repr, unknown))} in {self.name}; "
+                f"it has: {', '.join(sorted(self.relations))}"
             )
         return self.where(lambda fact: fact.relation in relations)
 
@@ -92,7 +93,7 @@ class FactSet:
             raise DataError(f"a limit must be at least 1, got {size}")
         if size >= len(self):
             return self
-        chosen = sorted(random.Random(seed).sample(range(len(self)), size))
+        chosen = sorted(random.Random(seed).sample(range(len(self)), size))  # noqa: S311
         return replace(self, facts=tuple(self.facts[i] for i in chosen))
 
     def most_frequent_answers(self) -> dict[str, tuple[str, ...]]:

@@ -130,7 +130,7 @@ def measure_all(
     shortcuts: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
     progress: bool = False,
 ) -> tuple[Measured, ...]:
-    """Measure each model on the prompts; what was measured before, of the same weights and prompts, is read from `work`.
+    """Measure each model on the prompts; what was measured before of the same weights and prompts is read from `work`.
 
     `shortcuts` gives, by label, each relation's most frequent training answer; a label without takes those that its own
     run recorded, or else the most frequent answers of the prompts' facts.

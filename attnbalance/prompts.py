@@ -73,7 +73,8 @@ class Template:
         ]
         if odd:
             raise DataError(
-                f"template {self.text!r} has the field {{{odd[0]}}}; use only {', '.join('{' + f + '}' for f in FIELDS)} as they are"
+                f"template {self.text!r} has the field {{{odd[0]}}}; "
+                f"use only {', '.join('{' + f + '}' for f in FIELDS)} as they are"
             )
         if fields.count("question") + fields.count("subject") != 1:
             raise DataError(

@@ -67,7 +67,7 @@ def curve(
 def write_results(
     comparison: Comparison, folder: Path, kind: str, config: Mapping[str, object], *, title: str, command: str
 ) -> None:
-    """Write what a comparison says into a folder, each file whole; attnbalance.json, which names the answer, is last."""
+    """Write what a comparison says into a folder, each file whole, attnbalance.json with the answer last."""
     lines = [json.dumps(prompt.as_dict(), ensure_ascii=False) + "\n" for prompt in comparison.prompts]
     write_text(folder / "prompts.jsonl", "".join(lines))
     write_json(folder / "curves.json", curves_json(comparison))

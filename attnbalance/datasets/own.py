@@ -16,7 +16,7 @@ OPTIONAL = ("popularity", "question", "subject_start")
 
 
 def load_own(path: str | Path) -> FactSet:
-    """Facts from a table with the columns subject, relation, answers and, optionally, popularity, question, subject_start.
+    """Facts from a table with one row a fact and the columns of `REQUIRED` and, optionally, `OPTIONAL`.
 
     `answers` is a list, or a string that is one answer or a JSON list of them. Raises `DataError`, naming the row and
     the column, for a missing or unknown column, an empty subject, relation or answer, and a popularity that is not a

@@ -81,7 +81,8 @@ def _fact(row: Row, where: str) -> Fact:
         popularity = float(row["s_pop"])  # pyright: ignore[reportArgumentType]
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{where}: s_pop must be a number and possible_answers a JSON list, got {row['s_pop']!r} and {str(aliases)[:80]!r}"
+            f"{where}: s_pop must be a number and possible_answers a JSON list, "
+            f"got {row['s_pop']!r} and {str(aliases)[:80]!r}"
         ) from error
     unique = dict.fromkeys(str(answer) for answer in (row["obj"], *answers) if str(answer).strip())
     if not unique:

@@ -13,7 +13,7 @@ Row = dict[str, object]
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """All rows of a table as dictionaries; text files are UTF-8, and their cells are strings except in JSONL and Parquet.
+    """All rows of a table as dictionaries; text files are UTF-8, and the cells of CSV and TSV are strings.
 
     Raises `DataError` for a missing, unreadable, empty or unfamiliar file, naming the line where there is one.
     """
@@ -58,7 +58,8 @@ def _delimited(delimiter: str) -> Callable[[Path], Iterator[Row]]:
                 for row in reader:
                     if None in row or None in row.values():
                         raise DataError(
-                            f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, as in the header"
+                            f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, "
+                            "as in the header"
                         )
                     yield dict(row)
             except csv.Error as error:
