@@ -20,11 +20,13 @@ class Encoding:
     """One prompt as token ids, with the positions of the tokens that make up each of its spans.
 
     A token belongs to a span when it shares at least one character with it, so a subject's first token may hold the
-    space before it and its last one the letters after it.
+    space before it and its last one the letters after it. `tokens` are the characters of each token, to be shown; the
+    parts of a character that was split all show it whole, and special tokens show their name.
     """
 
     prompt: Prompt
     ids: tuple[int, ...]
+    tokens: tuple[str, ...]
     spans: Mapping[str, tuple[int, ...]]
 
 
@@ -34,7 +36,7 @@ class PromptBatch:
 
     `attention_mask` is nonzero on real tokens, in any dtype. `position_ids` count real tokens from 0. `query_index` is
     the position of each prompt's last token: the query whose attention row is read. `spans` marks, for each role, the
-    tokens that belong to it.
+    tokens that belong to it; `tokens` are the characters of each prompt's own tokens.
     """
 
     input_ids: Int[Tensor, "prompt position"]
@@ -42,6 +44,7 @@ class PromptBatch:
     position_ids: Int[Tensor, "prompt position"]
     query_index: Int[Tensor, " prompt"]
     spans: Mapping[str, Bool[Tensor, "prompt position"]]
+    tokens: tuple[tuple[str, ...], ...]
     prompts: tuple[Prompt, ...]
 
 
@@ -69,7 +72,11 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
         spans = {role: _tokens_of(span, offsets) for role, span in prompts[i].spans.items()}
         wrong = [_mismatch(prompts[i].part(role), [ids[j] for j in spans[role]], tokenizer) for role in spans]
         bad += [(i, problem) for problem in wrong if problem][:1]
-        result.append(Encoding(prompts[i], tuple(ids), spans))
+        shown = [
+            prompts[i].text[start:end] or str(tokenizer.decode([one]))
+            for one, (start, end) in zip(ids, offsets, strict=True)
+        ]
+        result.append(Encoding(prompts[i], tuple(ids), tuple(shown), spans))
     if bad:
         raise BadRowsError(
             "prompts have a span that their tokens do not hold",
@@ -102,7 +109,13 @@ def pad(encodings: Sequence[Encoding], pad_id: int = 0, padding_side: str = "lef
         for role, places in one.spans.items():
             spans[role][row, torch.tensor(places) + starts[row]] = True
     return PromptBatch(
-        ids, mask, position.clamp(min=0) * mask, starts + lengths - 1, spans, tuple(one.prompt for one in encodings)
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=position.clamp(min=0) * mask,
+        query_index=starts + lengths - 1,
+        spans=spans,
+        tokens=tuple(one.tokens for one in encodings),
+        prompts=tuple(one.prompt for one in encodings),
     )
 
 

@@ -121,7 +121,7 @@ def test_a_tokenizer_without_offsets_is_refused_by_name() -> None:
         is_fast = False
 
     with pytest.raises(ModelError, match=r"Slow gives no character offsets; use a fast one"):
-        encode.__wrapped__(tiny_prompts(), Slow())  # past the type check, as users are
+        encode.__wrapped__(tiny_prompts(), Slow())  # pyright: ignore - past the type check, as users are
 
 
 def test_a_span_whose_tokens_say_something_else_is_refused_with_the_first_rows() -> None:
@@ -191,3 +191,11 @@ def test_trained_tokenizer_without_bytes_maps_popqa_subjects(stories, popqa) -> 
         decoded = tokenizer.decode([one.ids[j] for j in one.spans["subject"]])
         assert prompt.part("subject") in decoded
         assert len(decoded.strip()) <= len(prompt.part("subject")) + 2  # at most a token's edge more than the subject
+
+
+@pytest.mark.parametrize("kind", ["plain", "bos", "metaspace", "ignore_merges", "lower"])
+def test_tokens_are_shown_as_the_characters_that_they_stand_for(kind: str) -> None:
+    tokenizer = tiny_tokenizer(kind)
+    for one in encode([p for p in tiny_prompts() if p.text.isascii()], tokenizer):
+        start = "<s>" if one.tokens[0] == "<s>" else ""
+        assert "".join(one.tokens) == start + one.prompt.text

@@ -110,6 +110,7 @@ def _random_prompts(base: PreTrainedModel) -> list[Encoding]:
         Encoding(
             Prompt("random tokens", {}, str(i), fact),
             tuple(torch.randint(vocabulary, (n,), generator=generator).tolist()),
+            ("",) * n,
             {},
         )
         for i, n in enumerate(LENGTHS)

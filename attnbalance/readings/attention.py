@@ -110,15 +110,10 @@ def _indexed_batches(
 
 
 def rows_of(model: HookedModel, batch: PromptBatch) -> AttentionRows:
-    """The rows of one batch, moved so that every prompt's first token stands at position 0, wherever the padding was."""
+    """The rows of one batch, moved so that every prompt's first token stands at position 0, wherever padding was."""
     rows = model.rows(batch).cpu()
     mask = batch.attention_mask.cpu() != 0
     order = mask.int().argsort(dim=1, descending=True, stable=True)
     values = rows.gather(3, order[:, None, None, :].expand(rows.shape))
     spans = {role: span.gather(1, order) for role, span in batch.spans.items()}
-    ids = batch.input_ids.gather(1, order)
-    tokens = tuple(
-        tuple(model.tokenizer.decode([i]) for i in one[:length].tolist())
-        for one, length in zip(ids, mask.sum(1), strict=True)
-    )
-    return AttentionRows(values, spans, tokens, model.layers, batch.prompts)
+    return AttentionRows(values, spans, batch.tokens, model.layers, batch.prompts)
