@@ -64,7 +64,7 @@ def _from_hub() -> list[Row]:
     from datasets import load_dataset
 
     try:
-        return list(load_dataset(HUB_ID, split="test"))  # pyright: ignore[reportArgumentType]
+        return list(load_dataset(HUB_ID, split="test"))  # pyright: ignore
     except Exception as error:  # the Hub client raises many kinds
         raise DataError(
             f"cannot load {HUB_ID} from the Hub ({type(error).__name__}: {error}); with a local copy, use popqa:PATH"

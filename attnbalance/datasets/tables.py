@@ -20,7 +20,10 @@ def read_rows(path: str | Path) -> list[Row]:
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"cannot read facts from {path}: its name must end in {', '.join(READERS)}")
+        raise DataError(
+            f"cannot read facts from {path}: a file's name must end in {', '.join(READERS)} (for PopQA, "
+            "write popqa or popqa:PATH)"
+        )
     if not path.is_file():
         raise DataError(f"no facts file at {path}" + (": that is a folder" if path.is_dir() else ""))
     try:

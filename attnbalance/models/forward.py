@@ -54,7 +54,7 @@ class NoRowsError(ModelError):
 def base_of(model: Module) -> PreTrainedModel:
     """The transformers model inside a peft model, or the model itself; raises `ModelError` for any other kind."""
     inner = getattr(model, "get_base_model", None)
-    base = inner() if callable(inner) else model
+    base: object = inner() if callable(inner) else model
     if not isinstance(base, PreTrainedModel):
         raise ModelError(f"a {type(base).__name__} is no transformers model; load one with AutoModelForCausalLM")
     return base
@@ -62,7 +62,7 @@ def base_of(model: Module) -> PreTrainedModel:
 
 def vocabulary_size(model: Module) -> int:
     """The number of token ids that the model has an embedding for."""
-    return int(base_of(model).get_input_embeddings().weight.shape[0])  # pyright: ignore[reportAttributeAccessIssue]
+    return len(base_of(model).get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
 
 
 def check_vocabulary(model: Module, input_ids: Tensor, name: str) -> None:
@@ -83,15 +83,12 @@ def attention_layers(base: PreTrainedModel, count: int) -> tuple[int, ...]:
     every = base.config.get_text_config().num_hidden_layers
     if count == every:
         return tuple(range(every))
-    numbers = {
-        module.layer_idx
-        for module in base.modules()
-        if isinstance(getattr(module, "layer_idx", None), int) and "attention" in type(module).__name__.lower()
-    }
+    attention = [module for module in base.modules() if "attention" in type(module).__name__.lower()]
+    numbers = {number for module in attention if isinstance(number := getattr(module, "layer_idx", None), int)}
     if len(numbers) != count or min(numbers) < 0:
         raise ModelError(
-            f"{type(base).__name__} gives {count} attention rows for {every} layers, and it cannot be told which layers "
-            "they belong to; this family cannot be read"
+            f"{type(base).__name__} gives {count} attention rows for {every} layers, and it cannot be told which "
+            "layers they belong to; this family cannot be read"
         )
     return tuple(sorted(numbers))
 

@@ -21,7 +21,7 @@ class _RefuseNaN(LogitsProcessor):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores as they are."""
         if bool(scores.isnan().any()):
             raise ModelError(f"{self.name} gives NaN logits while answering; try --dtype float32")
@@ -43,7 +43,7 @@ def _stops(model: HookedModel) -> list[int]:
     """The ids that end an answer: the model's own, or else the tokenizer's end of sequence."""
     own = getattr(base_of(model.model).generation_config, "eos_token_id", None)
     found = own if own is not None else model.tokenizer.eos_token_id
-    return found if isinstance(found, list) else [] if found is None else [found]
+    return [i for i in (found if isinstance(found, list) else [found]) if isinstance(i, int)]
 
 
 @torch.no_grad()
@@ -74,7 +74,7 @@ def generate(
         for group in batches(encodings, batch_size):
             batch = pad([encodings[i] for i in group], model.pad_id)
             check_vocabulary(model.model, batch.input_ids, model.name)
-            found = base.generate(
+            found = base.generate(  # pyright: ignore[reportCallIssue]
                 input_ids=batch.input_ids.to(model.device),
                 attention_mask=(batch.attention_mask != 0).long().to(model.device),
                 generation_config=settings,

@@ -79,8 +79,8 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
     for config in getattr(model, "peft_config", {}).values():
         if config.is_prompt_learning:
             raise ModelError(
-                f"{name} has an adapter of type {config.peft_type.value}, which puts tokens of its own before the prompt; "
-                "only adapters that change weights (LoRA and its like) can be read"
+                f"{name} has an adapter of type {config.peft_type.value}, which puts tokens of its own before the "
+                "prompt; only adapters that change weights (LoRA and its like) can be read"
             )
     base = base_of(model)
     if base.config.is_encoder_decoder:
@@ -93,8 +93,8 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
     kernel, count = prove(model, name)
     if kernel == "eager":
         warnings.warn(
-            f"{type(base).__name__} stands outside transformers' attention interface: reading it through eager attention, "
-            "which is slower and holds whole attention maps",
+            f"{type(base).__name__} stands outside transformers' attention interface: reading it through eager "
+            "attention, which is slower and holds whole attention maps",
             stacklevel=3,
         )
     limit = getattr(base.config.get_text_config(), "max_position_embeddings", None)

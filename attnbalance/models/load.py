@@ -60,7 +60,7 @@ def load_model(
         loaded: Module = _load_base(base, dtype, trust_remote_code, where)
         tokenizer = tokenizer if tokenizer is not None else base
     else:
-        base, loaded = name, model if dtype is None else model.to(dtype=_dtype(dtype))
+        base, loaded = name, model if dtype is None else model.to(dtype=_dtype(dtype))  # pyright: ignore
     if adapter is not None:
         loaded = _load_adapter(loaded, str(adapter), base)
         name = f"{base}+{adapter}"
@@ -160,7 +160,7 @@ def _load_base(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore
                 path,
                 dtype="auto" if dtype is None else _dtype(dtype),
                 use_safetensors=True,

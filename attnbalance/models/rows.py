@@ -43,7 +43,9 @@ def attention(
     output is that of SDPA; of the family's eager attention where SDPA cannot express it (softcap, attention sinks).
     Not checked by jaxtyping at run time, so that it can be compiled.
     """
-    row = None if query_index is None else query_row(module, query, key, attention_mask, query_index, **kwargs)
+    row = None
+    if query_index is not None:
+        row = query_row(module, query, key, attention_mask, query_index, **kwargs)  # pyright: ignore[reportArgumentType]
     kwargs.pop("output_attentions", None)
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
         return _family_attention(module, query, key, value, attention_mask, **kwargs), row
@@ -95,7 +97,7 @@ def query_row(
 def _family_attention(
     module: Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: object
 ) -> Tensor:
-    """The output of the eager attention of the module's own modeling file, given the mask in the form that it expects."""
+    """The output of the eager attention of the module's own modeling file, given the mask in the form it expects."""
     eager: Callable[..., tuple[Tensor, Tensor]] | None
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:

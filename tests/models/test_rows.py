@@ -19,7 +19,7 @@ FAMILY_WARNING = pytest.mark.filterwarnings("ignore:.*stands outside")
 
 
 def eager_row(model: PreTrainedModel, ids: tuple[int, ...]) -> torch.Tensor:
-    """The last row [layer, head, position] of whole eager maps of one prompt alone: no padding, mask or position ids."""
+    """The last row [layer, head, position] of eager maps of one prompt alone: no padding, mask or position ids."""
     with torch.no_grad():
         maps = model(input_ids=torch.tensor([ids]), output_attentions=True, use_cache=False).attentions
     return torch.stack([one[0, :, -1] for one in maps])

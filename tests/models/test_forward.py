@@ -1,0 +1,63 @@
+"""One forward pass: what goes in and what comes out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny import eager, tiny_model, tiny_prompts, tiny_tokenizer
+
+from attnbalance.errors import ModelError
+from attnbalance.models.forward import attention_layers, base_of, check_vocabulary, evaluating, forward_rows
+from attnbalance.models.rows import IMPLEMENTATION, register
+from attnbalance.tokens import encode, pad
+
+
+def test_both_kernels_give_the_same_rows_and_logits() -> None:
+    register()
+    model = tiny_model("gemma2")
+    batch = pad(encode(tiny_prompts(), tiny_tokenizer()))
+    model.set_attn_implementation(IMPLEMENTATION)
+    with torch.no_grad():
+        rows, logits = forward_rows(model, batch, "sdpa")
+        expected_rows, expected_logits = forward_rows(eager(model), batch, "eager")
+    torch.testing.assert_close(rows, expected_rows, atol=1e-5, rtol=0)  # float32 sums in another order: 1e-6
+    torch.testing.assert_close(logits, expected_logits, atol=1e-4, rtol=0)
+    assert rows.shape == (9, 2, 4, batch.input_ids.shape[1])
+    assert rows.dtype == torch.float32
+    padding = ~batch.attention_mask[:, None, None, :].expand(rows.shape)
+    assert not rows[padding].any()
+
+
+def test_a_model_in_a_peft_model_is_found_and_anything_else_refused() -> None:
+    model = tiny_model("llama")
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM"))  # pyright: ignore[reportArgumentType]
+    assert base_of(adapted) is model
+    assert base_of(model) is model
+    with pytest.raises(ModelError, match="a Linear is no transformers model"):
+        base_of(torch.nn.Linear(2, 2))
+
+
+def test_evaluating_gives_every_part_its_mode_back_even_after_an_error() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout()).train()
+    model[1].eval()
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        assert not any(module.training for module in model.modules())
+        1 / 0  # noqa: B018
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_attention_layers_are_all_layers_or_those_that_say_their_number() -> None:
+    model = tiny_model("llama")
+    assert attention_layers(model, 2) == (0, 1)
+    with pytest.raises(ModelError, match="3 attention rows for 2 layers, and it cannot be told which"):
+        attention_layers(model, 3)
+    model.model.layers[0].self_attn.layer_idx = None
+    assert attention_layers(model, 1) == (1,)
+
+
+def test_the_last_id_of_the_vocabulary_is_known_and_the_next_is_not() -> None:
+    model = tiny_model("gpt2")
+    check_vocabulary(model, torch.tensor([[0, 419]]), "it")
+    with pytest.raises(ModelError, match="token id 420 lies outside the 420 tokens of it"):
+        check_vocabulary(model, torch.tensor([[420, 1]]), "it")

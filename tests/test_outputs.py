@@ -1,0 +1,68 @@
+"""Outputs, written whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnbalance.outputs import provenance, read_json, replacing, write_json, write_text
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_error_halfway_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    write_text(tmp_path / "a.txt", "old")
+    with pytest.raises(ZeroDivisionError), replacing(tmp_path / "a.txt") as temporary:
+        temporary.write_text("half")
+        1 / 0  # noqa: B018
+    assert (tmp_path / "a.txt").read_text() == "old"
+    assert left(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_folder_is_replaced_whole_or_not_at_all(fails: bool, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/old").touch()
+    try:
+        with replacing(tmp_path / "run") as temporary:
+            temporary.mkdir()
+            (temporary / "new").touch()
+            if fails:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert fails
+    assert left(tmp_path) == ["run"]
+    assert left(tmp_path / "run") == (["old"] if fails else ["new"])
+
+
+def test_what_a_killed_run_left_is_cleared_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".run.tmp").mkdir()
+    (tmp_path / ".run.tmp/half").touch()
+    with replacing(tmp_path / "run") as temporary:
+        temporary.mkdir()
+    assert left(tmp_path) == ["run"]
+    assert left(tmp_path / "run") == []
+
+
+def test_json_is_read_back_and_numbers_that_are_no_json_are_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / "deep/a.json", {"é": [1, None]})
+    assert read_json(tmp_path / "deep/a.json") == {"é": [1, None]}
+    assert "é" in (tmp_path / "deep/a.json").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "b.json", float("nan"))
+    assert left(tmp_path) == ["deep"]
+    for content in ("{", "[1]", ""):
+        (tmp_path / "c.json").write_text(content)
+        assert read_json(tmp_path / "c.json") == {}
+    assert read_json(tmp_path / "absent.json") == {}
+
+
+def test_provenance_names_the_versions_that_computed() -> None:
+    versions = provenance()["versions"]
+    assert isinstance(versions, dict)
+    assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert set(versions) >= {"attnbalance", "transformers", "peft"}
