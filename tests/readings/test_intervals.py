@@ -14,7 +14,7 @@ from attnbalance.readings.intervals import Interval, finite, mean_intervals, sha
 
 def _naive_interval(values, clusters, resamples=1500, seed=7):
     """The clustered percentile bootstrap as a loop over resamples, clusters and prompts."""
-    rng, groups = random.Random(seed), {}  # noqa: S311 - a test's oracle
+    rng, groups = random.Random(seed), {}
     for value, cluster in zip(values, clusters, strict=True):
         groups.setdefault(cluster, []).append(value)
     names, means = list(groups), []
