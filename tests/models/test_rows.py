@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny import FAMILIES, INTERFACE, SINKS, WINDOW, eager, tiny_model, tiny_prompts, tiny_tokenizer
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from attnbalance import load_model, read_attention
+from attnbalance import load_facts, load_model, read_attention
 from attnbalance.models.rows import IMPLEMENTATION, register
 from attnbalance.prompts import make_prompts
 from attnbalance.tokens import encode, pad
@@ -88,6 +90,16 @@ def test_the_hooked_model_gives_the_logits_of_the_plain_one() -> None:
         load_model(model, tokenizer=tiny_tokenizer())
         with torch.no_grad():
             torch.testing.assert_close(model(ids).logits, oracle(ids).logits, atol=1e-4, rtol=1e-5)
+
+
+def test_a_trained_models_rows_equal_eager_attention_on_popqa(stories: Path, popqa: Path) -> None:
+    prompts = make_prompts(load_facts(f"popqa:{popqa}", limit=40))
+    hooked = load_model(stories)
+    oracle = eager(AutoModelForCausalLM.from_pretrained(stories))
+    found = read_attention(hooked, prompts, batch_size=16)
+    for values, one in zip(found.values, encode(prompts, hooked.tokenizer), strict=True):
+        expected = eager_row(oracle, one.ids)
+        torch.testing.assert_close(values[..., : len(one.ids)], expected, atol=TOLERANCE, rtol=0)
 
 
 def test_bfloat16_rows_are_near_those_of_float32() -> None:
