@@ -8,13 +8,12 @@ from pathlib import Path
 from attnbalance.datasets.load import load_facts
 from attnbalance.errors import OutputError
 from attnbalance.facts import FactSet
-from attnbalance.finetune.checkpoints import is_finished
 from attnbalance.finetune.pretrain import POPQA_RECIPE, SYNTHETIC_RECIPE, facts_sha256, pretrain
 from attnbalance.finetune.runs import Run
 from attnbalance.finetune.splits import split_facts
 from attnbalance.finetune.trainer import finetune
 from attnbalance.measure import How, ModelSpec, measure_all, usable_prompts
-from attnbalance.outputs import MARKER, provenance, read_json, remove, write_json
+from attnbalance.outputs import MARKER, is_finished, provenance, read_json, remove, write_json
 from attnbalance.readings.compare import Comparison
 from attnbalance.report.wording import percent_interval
 from attnbalance.results import write_results

@@ -1,4 +1,4 @@
-"""Output files and folders, written whole or not at all, with what made them."""
+"""Output files and folders: written whole or not at all, with what made them, and gone on with after a kill."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+
+from attnbalance.errors import OutputError
 
 MARKER = "attnbalance.json"
 """The file that says what a folder holds and how it was made: kind, config, versions."""
@@ -64,7 +66,65 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
+    """True where `out` holds finished work of this kind and config; False where there is nothing yet.
+
+    Raises `OutputError` where it holds something else, naming the settings that differ.
+    """
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"output {out} is a file; name a folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return False
+    marker = read_json(out / MARKER)
+    if marker.get("kind") != kind:
+        held = f"the result of `{marker['kind']}`" if "kind" in marker else f"other things ({_some(out)})"
+        raise OutputError(f"output {out} holds {held}; name a new or empty folder")
+    found, wanted = dict(marker.get("config", {})), _as_json(config)
+    differing = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+    if differing:
+        shown = "; ".join(f"{name} is {found.get(name)!r} there, {wanted.get(name)!r} here" for name in differing[:5])
+        raise OutputError(
+            f"output {out} holds a {kind} with other settings: {shown}. Name a new folder, or remove that one"
+        )
+    return True
+
+
+def open_work(out: Path, kind: str, config: Mapping[str, object]) -> Path:
+    """The hidden folder beside `out` in which unfinished work stands, so that a killed run can go on.
+
+    Work that was begun with another config is thrown away. Raises `OutputError` where nothing can be written.
+    """
+    work = _work(out)
+    begun = {"kind": f"unfinished {kind}", "config": _as_json(config)}
+    try:
+        if work.exists() and read_json(work / MARKER) != begun:
+            shutil.rmtree(work)
+        work.mkdir(parents=True, exist_ok=True)
+        write_json(work / MARKER, begun)
+    except OSError as error:
+        raise OutputError(f"cannot write to {work}: {error}") from error
+    return work
+
+
+def close_work(out: Path) -> None:
+    """Remove the work folder of a finished `out`, also one that was killed before it could."""
+    shutil.rmtree(_work(out), ignore_errors=True)
+
+
 def provenance() -> dict[str, object]:
     """Versions of what computes: Python, the machine's kind, this package and those it stands on."""
     versions = {name: metadata.version(name) for name in PACKAGES}
     return {"python": sys.version.split()[0], "machine": platform.platform(), "versions": versions}
+
+
+def _work(out: Path) -> Path:
+    return out.with_name(f".{out.name}.partial")
+
+
+def _as_json(config: Mapping[str, object]) -> dict[str, object]:
+    return json.loads(json.dumps(dict(config)))
+
+
+def _some(folder: Path) -> str:
+    names = sorted(path.name for path in folder.iterdir())
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -9,11 +9,20 @@ from pathlib import Path
 
 from attnbalance.errors import DataError
 from attnbalance.facts import FactSet
-from attnbalance.finetune.checkpoints import is_finished, open_work
 from attnbalance.finetune.pretrain import facts_sha256
 from attnbalance.measure import How, ModelSpec, measure_all, usable_prompts
 from attnbalance.models.fingerprint import files_fingerprint
-from attnbalance.outputs import MARKER, provenance, read_json, remove, replacing, write_json, write_text
+from attnbalance.outputs import (
+    MARKER,
+    close_work,
+    is_finished,
+    open_work,
+    provenance,
+    read_json,
+    replacing,
+    write_json,
+    write_text,
+)
 from attnbalance.readings.compare import Comparison
 from attnbalance.report.figures import draw_curves
 from attnbalance.report.html import write_report
@@ -60,7 +69,7 @@ def curve(
         with replacing(out) as folder:
             folder.mkdir()
             write_results(comparison, folder, KIND, config, title="Attention to the subject", command=command)
-        remove(work)
+    close_work(out)
     return str(read_json(out / MARKER)["answer"])
 
 

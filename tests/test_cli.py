@@ -155,12 +155,21 @@ def test_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, t
 def test_control_c_gives_one_message_and_code_2(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-c", "from attnbalance.cli import main; main()", "demo", "--out", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (out / "attnbalance.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, message = process.communicate(timeout=120)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a shell's background jobs
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not (out / "attnbalance.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, message = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 2
     assert "error: interrupted; run the same command again to go on" in message
     assert "Traceback" not in message

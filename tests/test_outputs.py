@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbalance.outputs import provenance, read_json, replacing, write_json, write_text
+from attnbalance.errors import OutputError
+from attnbalance.outputs import MARKER, is_finished, open_work, provenance, read_json, replacing, write_json, write_text
 
 
 def left(folder: Path) -> list[str]:
@@ -66,3 +67,44 @@ def test_provenance_names_the_versions_that_computed() -> None:
     assert isinstance(versions, dict)
     assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert set(versions) >= {"attnbalance", "transformers", "peft"}
+
+
+CONFIG = {"steps": 5, "recipe": {"layers": (1, 2)}}
+
+
+def test_nothing_and_an_empty_folder_are_not_finished(tmp_path):
+    assert not is_finished(tmp_path / "new", "kind", CONFIG)
+    assert not is_finished(tmp_path, "kind", CONFIG)
+
+
+def test_the_same_settings_are_finished(tmp_path):
+    write_json(tmp_path / MARKER, {"kind": "kind", "config": CONFIG})
+    assert is_finished(tmp_path, "kind", CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "message"),
+    [
+        ("kind", CONFIG | {"steps": 6}, "steps is 5 there, 6 here"),
+        ("kind", CONFIG | {"more": 1}, "more is None there, 1 here"),
+        ("other", CONFIG, "the result of `kind`"),
+    ],
+)
+def test_other_results_are_not_overwritten(tmp_path, kind, config, message):
+    write_json(tmp_path / MARKER, {"kind": "kind", "config": CONFIG})
+    with pytest.raises(OutputError, match=message):
+        is_finished(tmp_path, kind, config)
+
+
+def test_other_files_are_not_overwritten(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(OutputError, match=r"other things \(thesis.tex\)"):
+        is_finished(tmp_path, "kind", CONFIG)
+    with pytest.raises(OutputError, match="is a file"):
+        is_finished(tmp_path / "thesis.tex", "kind", CONFIG)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        open_work(tmp_path / "file" / "out", "kind", CONFIG)

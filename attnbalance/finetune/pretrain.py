@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from attnbalance.errors import DataError
 from attnbalance.facts import FactSet
-from attnbalance.finetune.checkpoints import checkpoints, close_work, copy_for_users, is_finished, open_work
-from attnbalance.outputs import MARKER, provenance, replacing, write_json
+from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, drop_incomplete
+from attnbalance.outputs import MARKER, close_work, is_finished, open_work, provenance, replacing, write_json
 from attnbalance.prompts import make_prompts
 from attnbalance.worlds.statements import World
 from attnbalance.worlds.tokenizer import train_tokenizer
@@ -96,7 +96,7 @@ def _pretrain(
     tokenizer = train_tokenizer([*statements[:20_000], *questions], recipe.vocabulary)
     set_seed(seed)
     model = _new_model(architecture, replace(recipe, vocabulary=len(tokenizer)), tokenizer)
-    work = on_main_process_first(lambda: open_work(out, KIND, config))
+    work = on_main_process_first(lambda: drop_incomplete(open_work(out, KIND, config)))
     log = train(
         model, tokenizer, statements, _collator(tokenizer), work, schedule, label="pretraining", progress=progress
     )

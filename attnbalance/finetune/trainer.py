@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from collections.abc import Mapping
@@ -10,11 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetune.checkpoints import checkpoints, close_work, copy_for_users, is_finished, open_work
+from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, drop_incomplete
 from attnbalance.finetune.pretrain import facts_sha256
 from attnbalance.finetune.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, Run, checkpoint_name, load_run
 from attnbalance.finetune.splits import Split
-from attnbalance.outputs import MARKER, provenance, replacing, write_json, write_text
+from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.outputs import (
+    MARKER,
+    close_work,
+    is_finished,
+    open_work,
+    provenance,
+    replacing,
+    write_json,
+    write_text,
+)
 from attnbalance.prompts import Template, as_template
 
 if TYPE_CHECKING:
@@ -61,7 +70,7 @@ def finetune(
     base = _absolute(model)
     config = {
         "model": base,
-        "model_files": _files_sha256(Path(base)),
+        "model_files": files_fingerprint(base),
         "split": split.name,
         "facts_sha256": {part: facts_sha256(getattr(split, part)) for part in ("train", "validation", "heldout")},
         "template": template.text,
@@ -97,26 +106,25 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], pro
     from attnbalance.finetune.examples import collate, make_examples
     from attnbalance.finetune.loop import Schedule, on_main_process_first, train, validation_losses
     from attnbalance.models.fingerprint import fingerprint
-    from attnbalance.models.load import load_tokenizer
+    from attnbalance.models.load import load_base, load_limits
 
     shared = ("steps", "batch_size", "learning_rate", "weight_decay", "accumulate", "patience", "seed")
     schedule = Schedule(every=config["checkpoint_every"], **{name: config[name] for name in shared})
     template = Template("finetune", config["template"])
-    tokenizer = load_tokenizer(base)
+    tokenizer, limit = load_limits(base)
     examples = make_examples(split.train.facts, tokenizer, template)
     validation = make_examples(split.validation.facts, tokenizer, template)
     order = in_order(len(examples), schedule.steps * schedule.batch_size, schedule.seed)
     longest = max(len(example.ids) for example in (*examples, *validation))
-    model = _load(base, config["dtype"] or ("auto" if config["lora_rank"] else "float32"))
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and longest > limit:
         raise DataError(
             f"a question with its answer takes {longest} tokens, but {base} has {limit} positions; shorten it"
         )
+    model = load_base(base, config["dtype"] or (None if config["lora_rank"] else "float32"))
     made_for = fingerprint(model)
     set_seed(schedule.seed)
     trained = _with_lora(model, config) if config["lora_rank"] else model
-    work = on_main_process_first(lambda: open_work(out, KIND, config))
+    work = on_main_process_first(lambda: drop_incomplete(open_work(out, KIND, config)))
     data = [examples[i] for i in order]
     label = f"finetuning {split.name}"
     log = train(trained, tokenizer, data, collate, work, schedule, validation, label=label, progress=progress)
@@ -159,35 +167,6 @@ def _absolute(model: str | Path) -> str:
     if (path / "adapter_config.json").is_file():
         raise ModelError(f"{model} is an adapter; merge it into its base (peft's merge_and_unload) and finetune that")
     return str(path.resolve())
-
-
-def _files_sha256(folder: Path) -> str | None:
-    """SHA-256 over names, sizes and 64 spread-out pages of the weight files; None for a Hub id."""
-    if not folder.is_dir():
-        return None
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name}{size}".encode())
-        with path.open("rb") as file:
-            for place in range(64):
-                file.seek(place * size // 64)
-                digest.update(file.read(4096))
-    return digest.hexdigest()
-
-
-def _load(base: str, dtype: str) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
-
-    from attnbalance.models.load import LOAD_ERRORS, brief
-
-    try:
-        return AutoModelForCausalLM.from_pretrained(base, dtype=dtype, use_safetensors=True)
-    except LOAD_ERRORS as error:
-        raise ModelError(
-            f"cannot load model {base}: {brief(error)}; "
-            "expected a folder or Hub id of a causal language model in safetensors"
-        ) from error
 
 
 def _with_lora(model: PreTrainedModel, config: Mapping[str, Any]) -> nn.Module:

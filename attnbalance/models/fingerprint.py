@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch.nn import Module
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
 
 def fingerprint(model: Module) -> str:
@@ -16,6 +18,8 @@ def fingerprint(model: Module) -> str:
     one fingerprint with and without adapters, on any device, in float32 and in bfloat16. Two checkpoints of one
     training run differ in it, as long as some sampled value changed by more than bfloat16 rounds away.
     """
+    import torch
+
     digest = hashlib.sha256()
     for name, parameter in sorted(_base_parameters(model)):
         flat = parameter.detach().flatten()
@@ -25,7 +29,7 @@ def fingerprint(model: Module) -> str:
     return digest.hexdigest()
 
 
-def _base_parameters(model: Module) -> list[tuple[str, torch.Tensor]]:
+def _base_parameters(model: Module) -> list[tuple[str, Tensor]]:
     return [
         (name.removeprefix("base_model.model.").replace(".base_layer", ""), parameter)
         for name, parameter in model.named_parameters()

@@ -54,10 +54,10 @@ def load_model(
     logits that are not numbers, or whose rows differ from those of eager attention.
     """
     name = str(model) if isinstance(model, str | Path) else type(model).__name__
-    where = {"device_map": "auto"} if str(device) == "auto" else {}
+    spread = str(device) == "auto"
     if isinstance(model, str | Path):
         base, adapter = _split_adapter(str(model), adapter)
-        loaded: Module = _load_base(base, dtype, trust_remote_code, where)
+        loaded: Module = load_base(base, dtype, trust_remote_code, "auto" if spread else None)
         tokenizer = tokenizer if tokenizer is not None else base
     else:
         base, loaded = name, model if dtype is None else model.to(dtype=_dtype(dtype))  # pyright: ignore
@@ -70,9 +70,54 @@ def load_model(
         )
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         tokenizer = load_tokenizer(str(tokenizer), trust_remote_code)
-    if not where and (device is not None or isinstance(model, str | Path)):
+    if not spread and (device is not None or isinstance(model, str | Path)):
         loaded = _moved(loaded, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return hook(loaded, tokenizer, name)
+
+
+def load_base(
+    path: str,
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+) -> PreTrainedModel:
+    """The causal language model of a folder or Hub id, as transformers loads it, from safetensors alone.
+
+    `dtype` defaults to the checkpoint's. Raises `ModelError` for a folder without a config or with pickled weights
+    only, for weights that are damaged, missing or of another shape, and for an encoder-decoder model.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{path} holds no config.json: not a Hugging Face model folder")
+        if read_json(folder / "config.json").get("is_encoder_decoder"):
+            raise ModelError(
+                f"{path} is an encoder-decoder model; only decoder-only causal language models can be read"
+            )
+        if not any(folder.glob("*.safetensors")):
+            pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
+            held = f"only pickled weights ({pickles[0]}), which can run code when read" if pickles else "no weights"
+            raise ModelError(f"{path} holds {held}; save it with save_pretrained(..., safe_serialization=True)")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore
+                path,
+                dtype="auto" if dtype is None else _dtype(dtype),
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                device_map=device_map,
+            )
+    except LOAD_ERRORS as error:
+        raise ModelError(f"cannot load model {path}: {brief(error)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing or report["mismatched_keys"]:
+        what = missing or sorted(str(key) for key in report["mismatched_keys"])
+        raise ModelError(
+            f"{path}: {len(what)} weights are missing or have another shape than config.json says, first {what[0]}"
+        )
+    return model
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -140,43 +185,6 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     if found not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise ModelError(f"dtype must be float32, bfloat16, float16 or float64, got {dtype!r}")
     return found
-
-
-def _load_base(
-    path: str, dtype: str | torch.dtype | None, trust_remote_code: bool, where: dict[str, str]
-) -> PreTrainedModel:
-    folder = Path(path)
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise ModelError(f"{path} holds no config.json: not a Hugging Face model folder")
-        if read_json(folder / "config.json").get("is_encoder_decoder"):
-            raise ModelError(
-                f"{path} is an encoder-decoder model; only decoder-only causal language models can be read"
-            )
-        if not any(folder.glob("*.safetensors")):
-            pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
-            held = f"only pickled weights ({pickles[0]}), which can run code when read" if pickles else "no weights"
-            raise ModelError(f"{path} holds {held}; save it with save_pretrained(..., safe_serialization=True)")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore
-                path,
-                dtype="auto" if dtype is None else _dtype(dtype),
-                use_safetensors=True,
-                trust_remote_code=trust_remote_code,
-                output_loading_info=True,
-                **where,
-            )
-    except LOAD_ERRORS as error:
-        raise ModelError(f"cannot load model {path}: {brief(error)}") from error
-    missing = sorted(report["missing_keys"])
-    if missing or report["mismatched_keys"]:
-        what = missing or sorted(str(key) for key in report["mismatched_keys"])
-        raise ModelError(
-            f"{path}: {len(what)} weights are missing or have another shape than config.json says, first {what[0]}"
-        )
-    return model
 
 
 def _load_adapter(base: Module, adapter: str, base_path: str) -> Module:
