@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import Module
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from attnbalance.errors import ModelError
 from attnbalance.tokens import PromptBatch
@@ -63,6 +63,12 @@ def base_of(model: Module) -> PreTrainedModel:
 def vocabulary_size(model: Module) -> int:
     """The number of token ids that the model has an embedding for."""
     return len(base_of(model).get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
+
+
+def position_limit(config: PreTrainedConfig) -> int | None:
+    """The longest input in tokens that a configuration allows, None for no limit."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
 
 
 def check_vocabulary(model: Module, input_ids: Tensor, name: str) -> None:

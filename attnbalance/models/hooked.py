@@ -18,6 +18,7 @@ from attnbalance.models.forward import (
     check_vocabulary,
     evaluating,
     forward_rows,
+    position_limit,
     vocabulary_size,
 )
 from attnbalance.models.proof import prove
@@ -97,6 +98,4 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
             "attention, which is slower and holds whole attention maps",
             stacklevel=3,
         )
-    limit = getattr(base.config.get_text_config(), "max_position_embeddings", None)
-    limit = limit if isinstance(limit, int) and limit > 0 else None
-    return HookedModel(model, tokenizer, name, kernel, attention_layers(base, count), limit)
+    return HookedModel(model, tokenizer, name, kernel, attention_layers(base, count), position_limit(base.config))

@@ -13,6 +13,7 @@ from torch.nn import Module
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from attnbalance.errors import ModelError
+from attnbalance.models.forward import position_limit
 from attnbalance.models.hooked import HookedModel, hook
 from attnbalance.outputs import MARKER, read_json
 
@@ -140,8 +141,7 @@ def load_limits(
         config = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
         raise ModelError(f"cannot load model {base}: {brief(error)}") from error
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return load_tokenizer(tokenizer or base, trust_remote_code), limit if isinstance(limit, int) else None
+    return load_tokenizer(tokenizer or base, trust_remote_code), position_limit(config)
 
 
 def brief(error: BaseException) -> str:

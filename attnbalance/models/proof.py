@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from attnbalance.errors import ModelError
 from attnbalance.facts import Fact
-from attnbalance.models.forward import NoRowsError, attention_maps, base_of, evaluating, forward_rows
+from attnbalance.models.forward import NoRowsError, attention_maps, base_of, evaluating, forward_rows, position_limit
 from attnbalance.models.rows import IMPLEMENTATION
 from attnbalance.prompts import Prompt
 from attnbalance.tokens import Encoding, PromptBatch, pad
@@ -23,7 +23,7 @@ Float32 kernels sum in another order (differences of 1e-6 here, 1e-5 in large mo
 probabilities to 8 or 11 bits. A wrong mask, scale or position shows as 1e-2 to 1 in float32.
 """
 
-LENGTHS = (9, 5)
+LONGEST = 9
 
 
 @torch.no_grad()
@@ -105,6 +105,7 @@ def _gives_rows(model: Module, encodings: list[Encoding]) -> bool:
 def _random_prompts(base: PreTrainedModel) -> list[Encoding]:
     vocabulary = base.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
+    longest = min(LONGEST, position_limit(base.config) or LONGEST)
     fact = Fact("s", "r", ("a",))
     return [
         Encoding(
@@ -113,7 +114,7 @@ def _random_prompts(base: PreTrainedModel) -> list[Encoding]:
             ("",) * n,
             {},
         )
-        for i, n in enumerate(LENGTHS)
+        for i, n in enumerate((longest, (longest + 1) // 2))
     ]
 
 

@@ -17,6 +17,8 @@ from torch.nn import Module
 from attnbalance import load_model, read_attention
 from attnbalance.errors import ModelError
 from attnbalance.models.fingerprint import fingerprint
+from attnbalance.models.forward import position_limit
+from attnbalance.models.load import load_limits
 from attnbalance.outputs import MARKER
 from attnbalance.tokens import encode
 
@@ -256,6 +258,14 @@ def test_a_damaged_adapter_is_refused(spoil: str, checkpoint: Path, adapter: Pat
     expected = {"pickle": "no adapter_model.safetensors", "truncated": "does not fit", "lacking": "lacks weights"}
     with pytest.raises(ModelError, match=f"bad.*{expected[spoil]}"):
         load_model(checkpoint, adapter=bad)
+
+
+@pytest.mark.parametrize("limit", [96, 0, -1])
+def test_limits_are_those_of_the_loaded_model(limit: int, copied: Path) -> None:
+    _edit_config(max_position_embeddings=limit)(copied)
+    config = transformers.AutoConfig.from_pretrained(copied)
+    expected = limit if limit > 0 else None
+    assert load_limits(str(copied))[1] == position_limit(config) == expected
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "half-ish", "Tensor", torch.int64])

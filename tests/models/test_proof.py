@@ -90,6 +90,13 @@ GPT2_LIKE = {
 }
 
 
+@pytest.mark.parametrize("positions", [2, 8])
+def test_a_model_of_few_positions_passes_the_proof(positions: int) -> None:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config("gpt2", n_positions=positions))
+    assert load_model(model, tokenizer=tiny_tokenizer()).max_positions == positions
+
+
 def test_half_precision_passes_the_proof() -> None:
     for dtype in ("bfloat16", "float16", "float64"):
         for family in ("llama", "gemma2", "gpt2"):
