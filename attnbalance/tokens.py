@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Int, Shaped
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -82,7 +83,7 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
             "prompts have a span that their tokens do not hold",
             bad,
             len(prompts),
-            "check the tokenizer, or drop and count them (--skip-bad)",
+            "check the tokenizer, mend these rows, or drop and count them (`attnbalance curve --skip-bad`)",
         )
     return result
 
@@ -145,7 +146,7 @@ def check_lengths(encodings: Sequence[Encoding], max_positions: int | None, extr
             f"prompts are longer than the model's {max_positions} positions",
             bad,
             len(encodings),
-            "shorten them, or drop and count them (--skip-bad)",
+            "shorten these rows, or drop and count them (`attnbalance curve --skip-bad`)",
         )
 
 
@@ -153,14 +154,19 @@ def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tu
     """The prompts as one user turn of the tokenizer's chat template, up to where the assistant begins.
 
     The template is rendered around a mark, so the spans move by a known number of characters. Raises `ModelError` for
-    a tokenizer without a chat template, and for a template that alters the text of a turn.
+    a tokenizer without a chat template, and for a template that cannot be rendered or alters the text of a turn.
     """
     if not tokenizer.chat_template:
         raise ModelError(f"tokenizer {tokenizer.name_or_path!r} has no chat template; leave out --chat")
 
     def render(content: str) -> str:
         turn = [{"role": "user", "content": content}]
-        return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+        try:
+            return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+        except TemplateError as error:
+            raise ModelError(
+                f"the chat template of {tokenizer.name_or_path!r} refuses one user turn: {error}; leave out --chat"
+            ) from error
 
     mark = "\N{OBJECT REPLACEMENT CHARACTER}"
     before, _, after = render(mark).partition(mark)

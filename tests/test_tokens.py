@@ -116,6 +116,17 @@ def test_a_chat_needs_a_template_that_leaves_the_question_as_it_is() -> None:
         as_chat(tiny_prompts(), tokenizer)
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [("{{ raise_exception('A system turn is needed') }}", "A system turn is needed"), ("{% if %}", "Expected an expr")],
+)
+def test_what_a_chat_template_itself_complains_of_is_passed_on(template: str, message: str) -> None:
+    tokenizer = tiny_tokenizer("chat")
+    tokenizer.chat_template = template
+    with pytest.raises(ModelError, match=f"refuses one user turn: {message}.*; leave out --chat"):
+        as_chat(tiny_prompts(), tokenizer)
+
+
 def test_a_tokenizer_without_offsets_is_refused_by_name() -> None:
     class Slow:
         is_fast = False
@@ -128,7 +139,8 @@ def test_a_span_whose_tokens_say_something_else_is_refused_with_the_first_rows()
     fact = Fact("Rust", "author", ("x",), question="Who wrote it?")
     wrong = Prompt("Who wrote it?", {"subject": (40, 44)}, "author/Rust", fact)
     with pytest.raises(
-        BadRowsError, match=r"1 of 10 prompts have a span(.|\n)*row 9: '' has no token(.|\n)*--skip-bad"
+        BadRowsError,
+        match=r"1 of 10 prompts have a span(.|\n)*row 9: '' has no token(.|\n)*mend these rows, .*`attnbalance curve --skip-bad`",
     ):
         encode((*tiny_prompts(), wrong), tiny_tokenizer())
 
