@@ -40,10 +40,10 @@ def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
 
 
 def _stops(model: HookedModel) -> list[int]:
-    """The ids that end an answer: the model's own, or else the tokenizer's end of sequence."""
+    """The ids that end an answer: the model's own and the tokenizer's end of sequence, which finetuning teaches."""
     own = getattr(base_of(model.model).generation_config, "eos_token_id", None)
-    found = own if own is not None else model.tokenizer.eos_token_id
-    return [i for i in (found if isinstance(found, list) else [found]) if isinstance(i, int)]
+    found = {*(own if isinstance(own, list) else [own]), model.tokenizer.eos_token_id}
+    return sorted(i for i in found if isinstance(i, int))
 
 
 @torch.no_grad()
@@ -52,7 +52,8 @@ def generate(
 ) -> list[str]:
     """The text that the model puts behind each prompt, greedily, without special tokens, in the order of the prompts.
 
-    The model's own generation settings (sampling, penalties, lengths) are set aside, except its end-of-sequence tokens.
+    The model's own generation settings (sampling, penalties, lengths) are set aside, except its end-of-sequence tokens, to
+    which the tokenizer's is added.
     """
     from tqdm import tqdm
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from tiny import INTERFACE, OUTSIDE, SINKS, eager, tiny_model, tiny_prompts, tiny_tokenizer
+from tiny import INTERFACE, OUTSIDE, SINKS, VOCABULARY, eager, tiny_model, tiny_prompts, tiny_tokenizer
 from transformers import GenerationConfig, PreTrainedModel
 
 from attnbalance import Fact, load_model
@@ -71,6 +71,19 @@ def test_an_answer_ends_before_the_models_end_of_sequence(kind: str, several: bo
     expected = [argmax_loop(oracle, one.ids, 6, stop) for one in encodings]
     assert len(expected[0]) < 3
     assert max(map(len, expected)) == 6
+    found = generate(load_model(model, tokenizer=tokenizer), tiny_prompts(), max_new_tokens=6, batch_size=9)
+    assert found == [tokenizer.decode(ids, skip_special_tokens=True) for ids in expected]
+
+
+def test_an_answer_ends_before_the_tokenizers_end_of_sequence_too() -> None:
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    oracle = eager(model)
+    encodings = encode(tiny_prompts(), tokenizer)
+    said = argmax_loop(oracle, encodings[0].ids, 4, None)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(said[2])
+    model.generation_config.eos_token_id = VOCABULARY - 1
+    expected = [argmax_loop(oracle, one.ids, 6, said[2]) for one in encodings]
+    assert len(expected[0]) < 3
     found = generate(load_model(model, tokenizer=tokenizer), tiny_prompts(), max_new_tokens=6, batch_size=9)
     assert found == [tokenizer.decode(ids, skip_special_tokens=True) for ids in expected]
 
