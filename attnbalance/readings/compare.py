@@ -44,7 +44,6 @@ class Comparison:
 
     `reduce` is the reduction over subject tokens. `dropped` counts rows that were not used, by reason.
     `caveat` is what the headline must add, such as that this is one seed of a small world.
-    `caveat` is what the headline must add, such as that this is one seed of a small world.
     """
 
     measured: tuple[Measured, ...]

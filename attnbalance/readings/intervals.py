@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
 RESAMPLES = 2000
+MIN_CLUSTERS = 5
+"""Clusters below which no bootstrap interval is given: it would rest on the normal theory alone."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its interval over `n` prompts. `low` and `high` are NaN where one cluster alone was seen."""
+    """A mean with its interval over `n` prompts. `low` and `high` are NaN where too few clusters were seen."""
 
     mean: float
     low: float
@@ -25,6 +27,11 @@ class Interval:
     def excludes_zero(self) -> bool:
         """Whether zero lies outside the interval (false where there is none)."""
         return self.low > 0 or self.high < 0
+
+    def within(self, lowest: float, highest: float) -> Interval:
+        """The interval without what lies outside the values that are possible."""
+        low, high = np.clip([self.low, self.high], lowest, highest).tolist()
+        return replace(self, low=low, high=high)
 
     def as_dict(self) -> dict[str, float | int | None]:
         """The interval as JSON; a bound that is not known is null."""
@@ -39,21 +46,35 @@ def finite(number: float) -> float | None:
 def mean_intervals(
     values: npt.ArrayLike, clusters: Sequence[str], *, confidence: float = 0.95, seed: int = 0
 ) -> list[Interval]:
-    """The mean of each column of `values` [prompt, column] over prompts, with its bootstrap percentile interval.
+    """The mean of each column of `values` [prompt, column] over prompts, with its bootstrap interval.
 
     Clusters (subjects) are drawn with replacement, all prompts of a cluster together, so prompts about one subject do
     not count as independent; the statistic is the mean over the prompts drawn. The columns share the same draws.
+
+    The bootstrap's 95% percentile interval is far too narrow with few clusters. As in the expanded percentile interval
+    (Hesterberg 2015, "What teachers should know about the bootstrap"), each end therefore moves away from the mean: by
+    the quantile of Student's t with n - 1 degrees of freedom over that of the normal, times sqrt(n / (n - 1)), for n
+    clusters. Other confidences take the t quantile of their own over the same 95% ends, because the far tails of the
+    resamples rest on a few draws. An end may lie outside the range of the values. Below `MIN_CLUSTERS` clusters there
+    is no interval (NaN).
     """
     table = np.asarray(values, dtype=float)
     names, inverse = np.unique(np.asarray(clusters), return_inverse=True)
     means = table.mean(axis=0)
-    if len(names) < 2:
+    if len(names) < MIN_CLUSTERS:
         return [Interval(float(mean), np.nan, np.nan, len(table)) for mean in means]
     columns = np.column_stack([table, np.ones(len(table))])  # the last one counts prompts
     sums = np.asarray([np.bincount(inverse, column, len(names)) for column in columns.T], dtype=float).T
     drawn = _resampled_sums(sums, np.random.default_rng(seed))
-    low, high = np.quantile(drawn[:, :-1] / drawn[:, -1:], [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
+    ends = np.quantile(drawn[:, :-1] / drawn[:, -1:], [0.025, 0.975], axis=0)
+    low, high = means + (ends - means) * _expansion(len(names), confidence)
     return [Interval(float(m), float(lo), float(hi), len(table)) for m, lo, hi in zip(means, low, high, strict=True)]
+
+
+def _expansion(n: int, confidence: float) -> float:
+    """How much farther from the mean the ends lie than those of the 95% percentile interval over n clusters."""
+    wanted = stats.t.ppf((1 + confidence) / 2, n - 1) / stats.norm.ppf(0.975)
+    return float(wanted * np.sqrt(n / (n - 1)))
 
 
 def _resampled_sums(sums: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -76,10 +97,14 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str], *, seed: int =
     """The share of true values, with its 95% interval: clustered bootstrap, or Wilson's where all values are alike.
 
     The bootstrap of a share of exactly 0 or 1 has no width, however few prompts were seen; there the interval is
-    Wilson's score interval on the number of clusters. `hits` must not be empty.
+    Wilson's score interval on the number of clusters, which holds for few of them too: it is given from two on, while
+    one alone has no interval (NaN). Mixed values need `MIN_CLUSTERS`, as in `mean_intervals`, and their interval is cut
+    off at 0 and 1. `hits` must not be empty.
     """
     if all(hits) or not any(hits):
         clusters_seen = len(set(clusters))
+        if clusters_seen < 2:
+            return Interval(float(hits[0]), np.nan, np.nan, len(hits))
         found = stats.binomtest(clusters_seen if hits[0] else 0, clusters_seen).proportion_ci(method="wilson")
         return Interval(float(hits[0]), float(found.low), float(found.high), len(hits))
-    return mean_intervals(np.asarray(hits, dtype=float)[:, None], clusters, seed=seed)[0]
+    return mean_intervals(np.asarray(hits, dtype=float)[:, None], clusters, seed=seed)[0].within(0.0, 1.0)

@@ -101,6 +101,15 @@ class PairedAccuracy:
     b_only: int
     p_value: float
 
+    @property
+    def differs(self) -> bool:
+        """Whether one is more accurate: only where the interval excludes zero and the exact test has p < 0.05.
+
+        On a few prompts that are answered differently the interval can exclude zero by itself, as the resamples hold
+        no prompt that goes the other way.
+        """
+        return self.interval.excludes_zero and self.p_value < 0.05
+
 
 def compare_accuracy(a: Recall, b: Recall, seed: int = 0) -> PairedAccuracy:
     """Compare two models' accuracy on the same prompts; raises `DataError` where the prompts are not the same."""
@@ -116,14 +125,16 @@ def compare_accuracy(a: Recall, b: Recall, seed: int = 0) -> PairedAccuracy:
 def _gain_interval(gained: npt.NDArray[np.int_], subjects: Sequence[str], seed: int) -> Interval:
     """The mean of gains in {-1, 0, 1} with its interval: bootstrap, or Wilson's where all gains are alike.
 
+    No end lies outside [-1, 1]. `share_interval` says how many subjects either of the two needs.
+
     There the bootstrap has no width, however few prompts were seen. With a share of such gains of at least w, at most
     1 - w are of the other kinds, so that the mean of gains of +1 is at least 2 w - 1, and of 0 within 1 - w of 0.
     """
     if len(set(gained.tolist())) > 1:
-        return mean_intervals(gained[:, None], subjects, seed=seed)[0]
+        return mean_intervals(gained[:, None], subjects, seed=seed)[0].within(-1.0, 1.0)
     alike, other = float(gained[0]), 1 - share_interval([True] * len(gained), subjects).low
-    low, high = max(-1.0, alike - (1 + abs(alike)) * other), min(1.0, alike + (1 + abs(alike)) * other)
-    return Interval(alike, low, high, len(gained))
+    width = (1 + abs(alike)) * other
+    return Interval(alike, alike - width, alike + width, len(gained)).within(-1.0, 1.0)
 
 
 def is_match(output: str, answers: Sequence[str]) -> bool:

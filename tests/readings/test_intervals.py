@@ -25,6 +25,12 @@ def _naive_interval(values, clusters, resamples=1500, seed=7):
     return means[int(0.025 * resamples)], means[int(0.975 * resamples)]
 
 
+def _expanded(mean, ends, n, confidence=0.95):
+    """Percentile ends moved away from the mean by Hesterberg's correction, as in a table of t quantiles."""
+    factor = stats.t.isf((1 - confidence) / 2, n - 1) / 1.959964 * math.sqrt(n / (n - 1))
+    return tuple(mean + (end - mean) * factor for end in ends)
+
+
 def _data(seed=0, n=60, clusters=20):
     rng = np.random.default_rng(seed)
     names = [f"s{i % clusters if i < 40 else 0}" for i in range(n)]  # unequal clusters: s0 has a third of all prompts
@@ -34,7 +40,7 @@ def _data(seed=0, n=60, clusters=20):
 def test_intervals_agree_with_a_naive_loop_over_clusters():
     values, names = _data()
     [found] = mean_intervals(values[:, None], names)
-    low, high = _naive_interval(values.tolist(), names)
+    low, high = _expanded(values.mean(), _naive_interval(values.tolist(), names), 20)
     assert found.mean == pytest.approx(values.mean())
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.1 * (high - low))
 
@@ -84,6 +90,39 @@ def test_a_constant_has_an_interval_without_width():
     assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
 
 
+@pytest.mark.parametrize("n", [8, 20])
+def test_few_clusters_cover_the_true_mean_as_often_as_they_say(n):
+    values, covered = np.random.default_rng(n).normal(size=(n, 2000)), []
+    for confidence in (0.95, 1 - 0.05 / 8):  # alone, and Bonferroni for 8 layers
+        found = mean_intervals(values, [str(i) for i in range(n)], confidence=confidence)
+        covered.append(sum(not x.excludes_zero for x in found) / 2000)
+    assert covered[0] == pytest.approx(0.95, abs=0.02)
+    assert covered[1] == pytest.approx(1 - 0.05 / 8, abs=0.006)
+
+
+@pytest.mark.parametrize("confidence", [0.95, 1 - 0.05 / 32])
+@pytest.mark.parametrize("n", [8, 20, 200])
+def test_intervals_of_normal_values_are_those_of_student(n, confidence):
+    values = np.random.default_rng(n).normal(size=(n, 200))
+    found = mean_intervals(values, [str(i) for i in range(n)], confidence=confidence)
+    student = stats.t.interval(confidence, n - 1, values.mean(axis=0), stats.sem(values, axis=0))
+    widths = np.array([x.high - x.low for x in found]) / (student[1] - student[0])
+    assert np.mean(widths) == pytest.approx(1, abs=0.04)
+
+
+def test_a_bonferroni_bound_hardly_depends_on_the_seed():
+    values = np.random.default_rng(5).exponential(size=(300, 1))
+    names = [str(i) for i in range(300)]
+    ends = [mean_intervals(values, names, confidence=1 - 0.05 / 32, seed=seed)[0].low for seed in range(20)]
+    assert np.std(ends) < 0.05 * (values.mean() - np.mean(ends))
+
+
+def test_fewer_than_five_clusters_have_no_interval():
+    values = [[0.1], [0.2], [0.4], [0.3], [0.2]]
+    assert math.isnan(mean_intervals(values, list("abcdd"))[0].low)
+    assert not math.isnan(mean_intervals(values, list("abcde"))[0].low)
+
+
 def test_one_cluster_has_no_interval():
     [found] = mean_intervals([[1.0], [2.0]], ["a", "a"])
     assert found.mean == 1.5
@@ -106,9 +145,25 @@ def test_shares_of_all_or_none_have_wilson_intervals_over_clusters():
     assert (none.mean, none.low, none.high) == pytest.approx((0, 0, z2 / (4 + z2)))
 
 
+def test_one_cluster_has_no_interval_even_if_all_hits_are_alike():
+    for hit in (True, False):
+        found = share_interval([hit] * 3, ["one"] * 3)
+        assert found.mean == hit
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
+    assert share_interval([True] * 2, list("ab")).low == pytest.approx(2 / (2 + 1.959964**2))
+
+
+def test_a_share_stays_between_none_and_all():
+    found = share_interval([True] + [False] * 5, list("abcdef"))
+    assert found.low == 0
+    assert share_interval([False] + [True] * 5, list("abcdef")).high == 1
+
+
 def test_other_shares_agree_with_the_naive_loop():
     hits, names = [i % 3 == 0 for i in range(60)], [str(i // 2) for i in range(60)]
-    found, (low, high) = share_interval(hits, names), _naive_interval(list(map(float, hits)), names)
+    found, ends = share_interval(hits, names), _naive_interval(list(map(float, hits)), names)
+    low, high = _expanded(1 / 3, ends, 30)
     assert found.mean == pytest.approx(1 / 3)
     assert (found.low, found.high) == pytest.approx((low, high), abs=0.03)
 

@@ -147,6 +147,30 @@ def test_no_difference_on_few_questions_is_no_proof_of_none():
     assert (found.interval.mean, found.interval.low, found.interval.high) == pytest.approx((0, -other, other), abs=1e-6)
 
 
+def test_a_difference_needs_the_interval_and_the_exact_test():
+    few = compare_accuracy(_recall([True] * 4 + [False] * 796), _recall([False] * 800))
+    assert few.interval.excludes_zero
+    assert few.p_value == pytest.approx(0.125)  # 2 / 2 ** 4
+    assert not few.differs
+    enough = compare_accuracy(_recall([True] * 12 + [False] * 788), _recall([False] * 800))
+    assert enough.differs
+    one_subject = compare_accuracy(_recall([True] * 30, subjects=["s"] * 30), _recall([False] * 30))
+    assert one_subject.p_value < 0.05
+    assert not one_subject.differs
+
+
+@pytest.mark.parametrize("b", [[False, False], [True, True]])
+def test_one_subject_gives_no_interval_for_gains_that_are_alike(b):
+    interval = compare_accuracy(_recall([True, True], subjects=["s", "s"]), _recall(b)).interval
+    assert math.isnan(interval.low)
+    assert math.isnan(interval.high)
+
+
+def test_a_difference_in_accuracy_stays_between_minus_and_plus_all():
+    interval = compare_accuracy(_recall([True] * 5 + [False]), _recall([False] * 6)).interval
+    assert interval.high == 1
+
+
 def test_one_subject_gives_no_interval_for_mixed_gains():
     found = compare_accuracy(_recall([True, False], subjects=["s", "s"]), _recall([False, False], subjects=["s", "s"]))
     assert math.isnan(found.interval.low)
