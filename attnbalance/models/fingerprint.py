@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,21 +13,39 @@ if TYPE_CHECKING:
 
 
 def fingerprint(model: Module) -> str:
-    """SHA-256 over the name, shape and up to 64 evenly spaced values of every parameter of the base model, in bfloat16.
+    """SHA-256 over the names and shapes of the base model's parameters, and up to 16 evenly spaced values of each.
 
-    Adapter weights (peft's lora_... parameters) are left out and peft's own parts of names removed, so that a base has
-    one fingerprint with and without adapters, on any device, in float32 and in bfloat16. Two checkpoints of one
-    training run differ in it, as long as some sampled value changed by more than bfloat16 rounds away.
+    "HASH:VALUES", the values as bfloat16 in base64, to be compared by `same_weights`, since what another dtype has
+    rounded cannot be compared by hash. Adapter weights (peft's lora_... parameters) are left out and peft's own parts
+    of names removed, so that a base has one fingerprint with and without adapters, on any device.
     """
     import torch
 
-    digest = hashlib.sha256()
+    digest, sampled = hashlib.sha256(), []
     for name, parameter in sorted(_base_parameters(model)):
         flat = parameter.detach().flatten()
-        sampled = flat[:: max(1, flat.numel() // 64)][:64].to("cpu", torch.bfloat16)
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        digest.update(sampled.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
+        sampled.append(flat[:: max(1, flat.numel() // 16)][:16].to("cpu", torch.bfloat16))
+    values = torch.cat(sampled).view(torch.int16).numpy().tobytes()
+    return f"{digest.hexdigest()}:{base64.b64encode(values).decode()}"
+
+
+def same_weights(one: str, other: str) -> bool:
+    """Whether two fingerprints are of the same weights, each loaded in any dtype.
+
+    A value rounded to float16 first may round to the next bfloat16, up to 2^-7 of it away; float16 rounds its smallest
+    numbers by up to 2^-25. One value that differs by more is enough, as between two checkpoints of one training run.
+    """
+    import torch
+
+    (names, _, values), (other_names, _, other_values) = one.partition(":"), other.partition(":")
+    if names != other_names:
+        return False
+    first, second = (
+        torch.frombuffer(bytearray(base64.b64decode(each)), dtype=torch.bfloat16).float()
+        for each in (values, other_values)
+    )
+    return torch.allclose(first, second, rtol=2**-7, atol=2**-24)
 
 
 def _base_parameters(model: Module) -> list[tuple[str, Tensor]]:

@@ -52,8 +52,8 @@ def generate(
 ) -> list[str]:
     """The text that the model puts behind each prompt, greedily, without special tokens, in the order of the prompts.
 
-    The model's own generation settings (sampling, penalties, lengths) are set aside, except its end-of-sequence tokens, to
-    which the tokenizer's is added.
+    The model's own generation settings (sampling, penalties, lengths) are set aside; an answer ends at the model's
+    end-of-sequence tokens and at the tokenizer's.
     """
     from tqdm import tqdm
 

@@ -188,7 +188,7 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def _load_adapter(base: Module, adapter: str, base_path: str) -> Module:
-    from peft import PeftConfig, PeftModel
+    from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
 
     folder = Path(adapter)
     if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
@@ -201,8 +201,15 @@ def _load_adapter(base: Module, adapter: str, base_path: str) -> Module:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             model = PeftModel.from_pretrained(base, adapter)  # pyright: ignore[reportArgumentType]
+            # again, since the line above does not tell what it left out
+            left_out = set_peft_model_state_dict(model, load_peft_weights(adapter, device="cpu")).unexpected_keys
     except LOAD_ERRORS as error:
         raise ModelError(f"adapter {adapter} does not fit {base_path}: {brief(error)}") from error
+    if left_out:
+        raise ModelError(
+            f"adapter {adapter} holds {len(left_out)} weights that {base_path} has no place for, first {left_out[0]} "
+            f"(made for {made_for})"
+        )
     if any("missing adapter keys" in str(warning.message).lower() for warning in said):
         raise ModelError(
             f"adapter {adapter} lacks weights for some of its target modules in {base_path} (made for {made_for})"
@@ -215,13 +222,13 @@ def _check_base(base: Module, adapter: str, base_path: str, made_for: str | None
 
     Asked of the base alone, before peft wraps or copies any of its parameters.
     """
-    from attnbalance.models.fingerprint import fingerprint
+    from attnbalance.models.fingerprint import fingerprint, same_weights
 
     expected = read_json(Path(adapter) / MARKER).get("base_fingerprint")
     if expected is None:
         if made_for and made_for != base_path and Path(made_for).name != Path(base_path).name:
             warnings.warn(f"adapter {adapter} was made for {made_for} and is loaded on {base_path}", stacklevel=4)
-    elif expected != fingerprint(base):
+    elif not same_weights(expected, fingerprint(base)):
         raise ModelError(
             f"adapter {adapter} was made for another base ({made_for}): the weights of {base_path} differ from its"
         )

@@ -98,7 +98,7 @@ def test_an_adapters_folder_brings_its_base_and_its_name_says_both(checkpoint: P
     assert torch.equal(found, again)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 def test_an_adapter_knows_its_base_in_any_usual_dtype(checkpoint: Path, adapter: Path, dtype: str) -> None:
     assert load_model(checkpoint, adapter=adapter, dtype=dtype).model is not None
 
@@ -120,6 +120,13 @@ def test_an_adapter_of_another_shape_is_refused_with_both_shapes(adapter: Path, 
         load_model(wider, tokenizer=tiny_tokenizer(), adapter=bare)
     with pytest.raises(ModelError, match=r"lora does not fit GPT2LMHeadModel: .*q_proj"):
         load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer(), adapter=bare)
+
+
+def test_an_adapter_of_a_deeper_model_is_refused_with_what_has_no_place(copied: Path, tmp_path: Path) -> None:
+    deeper = transformers.AutoModelForCausalLM.from_config(tiny_config("llama", num_hidden_layers=4))
+    lora(deeper, ["q_proj", "v_proj"]).save_pretrained(tmp_path / "lora")
+    with pytest.raises(ModelError, match=r"lora holds 8 weights that .*copy has no place for, first .*layers.2.self_"):
+        load_model(copied, adapter=tmp_path / "lora")
 
 
 def test_an_unmarked_adapter_on_a_base_of_another_name_is_warned_of(
