@@ -101,7 +101,7 @@ def in_order(count: int, size: int, seed: int) -> list[int]:
 
 
 def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], progress: bool) -> None:
-    from transformers import set_seed
+    from transformers import GenerationConfig, set_seed
 
     from attnbalance.finetune.examples import collate, make_examples
     from attnbalance.finetune.loop import Schedule, on_main_process_first, train, validation_losses
@@ -122,6 +122,9 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], pro
         )
     model = load_base(base, config["dtype"] or (None if config["lora_rank"] else "float32"))
     made_for = fingerprint(model)
+    own = model.generation_config  # its sampling settings may be none that transformers would save (Vicuna's are not)
+    ends = {name: getattr(own, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(**ends)
     set_seed(schedule.seed)
     trained = _with_lora(model, config) if config["lora_rank"] else model
     work = on_main_process_first(lambda: drop_incomplete(open_work(out, KIND, config)))

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -291,6 +292,16 @@ def test_models_that_cannot_be_finetuned_are_refused(llama, tmp_path):
     run = finetune(llama, SPLIT, tmp_path / "adapter", lora_rank=2, **SHORT)
     with pytest.raises(ModelError, match="is an adapter; merge it"):
         finetune(run.path, SPLIT, tmp_path / "run", **SHORT)
+
+
+def test_a_base_whose_sampling_settings_cannot_be_saved_keeps_its_token_ids_alone(llama, tmp_path):
+    vicuna = Path(shutil.copytree(llama, tmp_path / "base"))
+    own = read_json(vicuna / "generation_config.json")
+    (vicuna / "generation_config.json").write_text(json.dumps(own | {"temperature": 0.9, "top_p": 0.6}))
+    run = finetune(vicuna, SPLIT, tmp_path / "run", **SHORT)
+    kept = read_json(run.path / "generation_config.json")
+    assert own["eos_token_id"] == kept["eos_token_id"]
+    assert not kept.keys() & {"temperature", "top_p"}
 
 
 def test_an_empty_validation_part_is_refused(llama, tmp_path):
