@@ -6,6 +6,7 @@ import errno
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -54,6 +55,7 @@ Facts = Annotated[
 Relations = Annotated[str | None, typer.Option(metavar="A,B", help="Only the facts of these relations.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most N facts, drawn at random (seeded).")]
 Seed = Annotated[int, typer.Option(help="Decides everything that is random.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Drop and count facts that cannot be asked.")]
 Template = Annotated[
     str,
     typer.Option(
@@ -83,7 +85,8 @@ def demo(
 
     if facts is None and (relations or limit):
         raise DataError("--relations and --limit choose among --facts; the invented world takes neither")
-    answer = run(out, source=facts, relations=_names(relations), limit=limit, seed=seed, progress=_progress())
+    names = _names(relations)
+    answer = run(out, source=facts, relations=names, limit=limit, seed=seed, command=_command(), progress=_progress())
     _say(answer, out)
 
 
@@ -114,6 +117,7 @@ def finetune(
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")] = 20,
     patience: Annotated[int, typer.Option(min=0, help="Stop after so many validations without gain; 0: never.")] = 3,
     heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing.")] = 0.5,
+    skip_bad: SkipBad = False,
     seed: Seed = 0,
 ) -> None:
     """Finetune a model on questions about facts, and keep some subjects apart to test it on.
@@ -124,12 +128,16 @@ def finetune(
     from attnbalance.datasets.load import load_facts
     from attnbalance.finetune.splits import split_facts
     from attnbalance.finetune.trainer import finetune as run
+    from attnbalance.measure import without_bad
+    from attnbalance.prompts import make_prompts
 
     progress = _progress()
     chosen = load_facts(facts, _names(relations), limit, seed)
+    prompts, dropped = without_bad(chosen, lambda some: make_prompts(some, template), skip_bad)
+    usable = replace(chosen, facts=tuple(prompt.fact for prompt in prompts))
     done = run(
         model,
-        split_facts(chosen, split, heldout=heldout, seed=seed),
+        split_facts(usable, split, heldout=heldout, seed=seed),
         out,
         template=template,
         steps=steps,
@@ -147,6 +155,8 @@ def finetune(
     )
     loss = done.validation_loss[done.best_step]
     name = f"{done.base}+{out}" if lora_rank else str(out)
+    if dropped:
+        print(f"Dropped of {len(chosen)} facts: {', '.join(f'{n} ({why})' for why, n in dropped.items())}.")
     print(f"Best checkpoint: step {done.best_step}, validation loss {loss:.3f} nats a token; it is {out} itself.")
     print(
         f"Next: attnbalance curve base={done.base} finetuned={name} --facts {out / 'heldout.jsonl'} --recall --out ..."
@@ -167,7 +177,7 @@ def curve(
     template: Template = "qa",
     limit: Limit = None,
     recall: Annotated[bool, typer.Option("--recall", help="Also generate answers and report accuracy.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Drop and count facts that cannot be asked.")] = False,
+    skip_bad: SkipBad = False,
     reduce: Annotated[str, typer.Option(metavar="max|sum", help="How a subject's tokens are put together.")] = "max",
     chat: Annotated[bool, typer.Option("--chat", help="Ask through the tokenizer's chat template.")] = False,
     tokenizer: Annotated[

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from attnbalance.datasets.load import load_facts
 from attnbalance.errors import OutputError
-from attnbalance.facts import FactSet
-from attnbalance.finetune.pretrain import POPQA_RECIPE, SYNTHETIC_RECIPE, facts_sha256, pretrain
+from attnbalance.finetune.pretrain import POPQA_RECIPE, SYNTHETIC_RECIPE, pretrain
 from attnbalance.finetune.runs import Run
-from attnbalance.finetune.splits import split_facts
+from attnbalance.finetune.splits import Split, split_facts
 from attnbalance.finetune.trainer import finetune
 from attnbalance.measure import How, ModelSpec, measure_all, usable_prompts
-from attnbalance.outputs import MARKER, is_finished, provenance, read_json, remove, write_json
+from attnbalance.outputs import MARKER, as_folder, is_finished, provenance, read_json, remove, write_json
+from attnbalance.prompts import make_prompts
 from attnbalance.readings.compare import Comparison
 from attnbalance.report.wording import percent_interval
 from attnbalance.results import write_results
@@ -34,6 +35,7 @@ def demo(
     relations: Sequence[str] | None = None,
     limit: int | None = None,
     seed: int = 0,
+    command: str = "",
     progress: bool = False,
 ) -> str:
     """Run the demonstration into the folder `out`; returns the report's first sentence.
@@ -41,27 +43,27 @@ def demo(
     On an invented world, or on facts from `source` (see `load_facts`): pretrain a small Llama on statements of the
     facts, finetune it on questions about the more popular half of the subjects trained on, the less popular half, and
     all of them, and measure all four models on questions about held-out subjects. `seed` decides everything. What is
-    there already is not done again; a killed run goes on and ends with the same numbers. Raises `AttnBalanceError`.
+    there already is not done again; a killed run goes on and ends with the same numbers. `command` is what the report
+    names as its origin. Raises `AttnBalanceError`, before anything is written where the facts are at fault.
     """
-    out = Path(out)
+    out = as_folder(out)
     facts = synthetic_facts(seed) if source is None else load_facts(source, relations, limit, seed)
-    config = {"facts": facts.name, "facts_sha256": facts_sha256(facts), "seed": seed}
+    power, recipe = (1.0, SYNTHETIC_RECIPE) if source is None else (POPQA_POWER, POPQA_RECIPE)
+    world, splits = World(facts, power), {label: split_facts(facts, name, seed=seed) for name, label in LABELS.items()}
+    make_prompts(facts, HOW.template)
+    config = {"facts": facts.name, "facts_sha256": facts.sha256, "recipe": asdict(recipe), "seed": seed}
     if not is_finished(out, KIND, config):
         _claim(out, config)
     if "answer" not in read_json(out / MARKER):
-        power, recipe = (1.0, SYNTHETIC_RECIPE) if source is None else (POPQA_POWER, POPQA_RECIPE)
-        base = pretrain(World(facts, power), out / "base", recipe=recipe, seed=seed, progress=progress)
+        base = pretrain(world, out / "base", recipe=recipe, seed=seed, progress=progress)
         runs = {
-            label: finetune(
-                base, split_facts(facts, split, seed=seed), out / f"ft-{split}", seed=seed, progress=progress
-            )
-            for split, label in LABELS.items()
+            label: finetune(base, split, out / f"ft-{split.name}", seed=seed, progress=progress)
+            for label, split in splits.items()
         }
-        comparison = _compare(base, runs, facts, out / ".measured", seed, progress)
+        comparison = _compare(base, runs, splits["FT-Whole"], facts.dropped, out / ".measured", seed, progress)
         title = "Attention to the subject after finetuning on popular and on obscure facts"
-        command = f"attnbalance demo --seed {seed}" + (f" --facts {source}" if source else "")
         write_results(comparison, out, KIND, config, title=title, command=command)
-        remove(out / ".measured")
+    remove(out / ".measured")
     return str(read_json(out / MARKER)["answer"])
 
 
@@ -73,14 +75,21 @@ def _claim(out: Path, config: dict[str, object]) -> None:
         raise OutputError(f"cannot write to --out {out}: {error}") from error
 
 
-def _compare(base: Path, runs: dict[str, Run], facts: FactSet, work: Path, seed: int, progress: bool) -> Comparison:
+def _compare(
+    base: Path,
+    runs: dict[str, Run],
+    split: Split,
+    dropped: Mapping[str, int],
+    work: Path,
+    seed: int,
+    progress: bool,
+) -> Comparison:
     """The base and the runs, asked about the held-out subjects, which all splits of one seed share."""
-    heldout = split_facts(facts, "whole", seed=seed).heldout
     specs = [ModelSpec("base", str(base)), *(ModelSpec(label, str(run.path)) for label, run in runs.items())]
-    prompts, dropped = usable_prompts(heldout, specs, HOW, skip_bad=False)
+    prompts, _ = usable_prompts(split.heldout, specs, HOW, skip_bad=False)
     shortcuts = {"base": runs["FT-Whole"].shortcuts}
     measured = measure_all(specs, prompts, HOW, work, shortcuts, progress)
-    stated = measure_all(specs[:1], statement_prompts(heldout), HOW, work / "statements", progress=progress)[0].recall
-    caveat = CAVEAT.format(stored=percent_interval(stated.accuracy(seed))) if stated else ""
-    dropped = {**facts.dropped, **dropped}
+    statements = statement_prompts(split.heldout)
+    (stated,) = measure_all(specs[:1], statements, HOW, work / "statements", progress=progress)
+    caveat = CAVEAT.format(stored=percent_interval(stated.recall.accuracy(seed))) if stated.recall else ""
     return Comparison(measured, prompts, HOW.reduce, ("FT-Top", "FT-Bottom"), dropped, seed, caveat)

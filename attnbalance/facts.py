@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -67,6 +69,11 @@ class FactSet:
     def __getitem__(self, index: int) -> Fact:
         """The fact at one place."""
         return self.facts[index]
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the facts themselves, in order: tells whether something was computed from these."""
+        return hashlib.sha256(json.dumps([fact.as_dict() for fact in self.facts]).encode()).hexdigest()
 
     @property
     def relations(self) -> tuple[str, ...]:

@@ -64,10 +64,12 @@ class How:
 def parse_spec(text: str) -> ModelSpec:
     """LABEL=MODEL, LABEL=MODEL+ADAPTER, or MODEL alone, whose label is its last name; raises `DataError` otherwise.
 
-    A '+' belongs to the model's path where a folder of that whole name exists.
+    '=' and '+' belong to a path where something of that whole name exists.
     """
     label, equals, path = text.partition("=")
-    if not equals:
+    if Path(text).exists() and text:
+        label, path = Path(text).resolve().name, text
+    elif not equals:
         label, path = Path(text.partition("+")[0]).name, text
     if not label or not path:
         raise DataError(f"expected LABEL=MODEL or LABEL=MODEL+ADAPTER, got {text!r}")
@@ -77,6 +79,19 @@ def parse_spec(text: str) -> ModelSpec:
     if not model or not adapter:
         raise DataError(f"expected LABEL=MODEL+ADAPTER, got {text!r}")
     return ModelSpec(label, model, adapter)
+
+
+def check_labels(specs: Sequence[ModelSpec]) -> None:
+    """Raise `DataError` where two models have one label."""
+    twice = [label for label, count in Counter(spec.label for spec in specs).items() if count > 1]
+    if twice:
+        raise DataError(f"label {twice[0]!r} is used for more than one model; give each its own: LABEL=MODEL")
+
+
+def files_of(spec: ModelSpec, how: How) -> list[str | None]:
+    """Fingerprints of all local files that a measurement of a model depends on (see `files_fingerprint`)."""
+    base = read_json(Path(spec.model) / "adapter_config.json").get("base_model_name_or_path")
+    return [files_fingerprint(path) for path in (spec.model, base, spec.adapter, how.tokenizer) if path]
 
 
 def usable_prompts(
@@ -103,12 +118,13 @@ def usable_prompts(
             check_lengths(encode(prompts, tokenizer), positions, extra=room)
         return prompts
 
-    return _without_bad(facts, make, skip_bad)
+    return without_bad(facts, make, skip_bad)
 
 
-def _without_bad(
+def without_bad(
     facts: FactSet, make: Callable[[FactSet], tuple[Prompt, ...]], skip_bad: bool
 ) -> tuple[tuple[Prompt, ...], dict[str, int]]:
+    """What `make` gives for the facts, without those that it refuses where `skip_bad` is true, and their number."""
     dropped: Counter[str] = Counter()
     while len(facts):
         try:
@@ -135,9 +151,7 @@ def measure_all(
     `shortcuts` gives, by label, each relation's most frequent training answer; a label without takes those that its own
     run recorded, or else the most frequent answers of the prompts' facts.
     """
-    twice = [label for label, count in Counter(spec.label for spec in specs).items() if count > 1]
-    if twice:
-        raise DataError(f"label {twice[0]!r} is used for more than one model; give each its own")
+    check_labels(specs)
     examples = random.Random(how.seed).sample(range(len(prompts)), min(EXAMPLES, len(prompts)))  # noqa: S311
     chosen = [prompts[i] for i in sorted(examples)]
     measured = []
@@ -218,9 +232,8 @@ def _examples(model: HookedModel, prompts: Sequence[Prompt]) -> tuple[ExampleRow
 
 def _key(spec: ModelSpec, prompts: Sequence[Prompt], how: How, shortcuts: Mapping[str, Sequence[str]]) -> str:
     """What a measurement depends on, as one hash."""
-    weights = [files_fingerprint(path) for path in (spec.model, spec.adapter) if path]
     asked = [(prompt.as_dict(), how.recall and shortcuts.get(prompt.fact.relation)) for prompt in prompts]
-    text = json.dumps([asdict(spec), weights, asdict(how), asked], ensure_ascii=False, sort_keys=True)
+    text = json.dumps([asdict(spec), files_of(spec, how), asdict(how), asked], ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

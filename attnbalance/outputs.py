@@ -48,7 +48,7 @@ def replacing(path: Path) -> Iterator[Path]:
     remove(old)
     try:
         yield temporary
-        if path.is_dir():
+        if path.is_dir() and any(path.iterdir()):
             path.rename(old)
             temporary.rename(path)
             remove(old)
@@ -66,6 +66,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def as_folder(out: str | Path) -> Path:
+    """The absolute path of an output folder, with "~" and links followed."""
+    return Path(out).expanduser().resolve()
+
+
 def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
     """True where `out` holds finished work of this kind and config; False where there is nothing yet.
 
@@ -73,11 +78,12 @@ def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
     """
     if out.exists() and not out.is_dir():
         raise OutputError(f"output {out} is a file; name a folder")
-    if not out.is_dir() or not any(out.iterdir()):
+    held = [path.name for path in out.iterdir() if not _is_leftover(path)] if out.is_dir() else []
+    if not held:
         return False
     marker = read_json(out / MARKER)
     if marker.get("kind") != kind:
-        held = f"the result of `{marker['kind']}`" if "kind" in marker else f"other things ({_some(out)})"
+        held = f"the result of `{marker['kind']}`" if "kind" in marker else f"other things ({_some(held)})"
         raise OutputError(f"output {out} holds {held}; name a new or empty folder")
     found, wanted = dict(marker.get("config", {})), _as_json(config)
     differing = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
@@ -92,15 +98,19 @@ def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
 def open_work(out: Path, kind: str, config: Mapping[str, object]) -> Path:
     """The hidden folder beside `out` in which unfinished work stands, so that a killed run can go on.
 
-    Work that was begun with another config is thrown away. Raises `OutputError` where nothing can be written.
+    Work that was begun with another config is thrown away. Raises `OutputError` where nothing can be written, and for
+    a folder that cannot be put in place in one move at the end: the current one, or a mount point.
     """
     work = _work(out)
+    if out == Path.cwd() or out.is_mount():
+        what = "a mount point" if out.is_mount() else "the current folder"
+        raise OutputError(f"output {out} is {what}; name a folder in it")
     begun = {"kind": f"unfinished {kind}", "config": _as_json(config)}
     try:
-        if work.exists() and read_json(work / MARKER) != begun:
-            shutil.rmtree(work)
-        work.mkdir(parents=True, exist_ok=True)
-        write_json(work / MARKER, begun)
+        if read_json(work / MARKER) != begun:
+            remove(work)
+            work.mkdir(parents=True)
+            write_json(work / MARKER, begun)
     except OSError as error:
         raise OutputError(f"cannot write to {work}: {error}") from error
     return work
@@ -125,6 +135,11 @@ def _as_json(config: Mapping[str, object]) -> dict[str, object]:
     return json.loads(json.dumps(dict(config)))
 
 
-def _some(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir())
+def _is_leftover(path: Path) -> bool:
+    """Whether a file or folder is what a killed `replacing` leaves."""
+    return path.name.startswith(".") and path.suffix in (".tmp", ".old")
+
+
+def _some(names: list[str]) -> str:
+    names = sorted(names)
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import string
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from attnbalance.errors import BadRowsError, DataError
@@ -139,14 +139,15 @@ def make_prompts(facts: Iterable[Fact], template: str | Template = "qa") -> tupl
     A fact that repeats an earlier (relation, subject) gets "#2", "#3", ... at the end of its prompt_id. Raises
     `BadRowsError`, naming the count and the first three, where a question does not hold its subject exactly once.
     """
-    template, prompts, bad, seen = as_template(template), [], [], Counter[str]()
+    template, prompts, bad = as_template(template), [], []
+    names: set[str] = set()
     total = 0
     for index, fact in enumerate(facts):
         total += 1
-        name = f"{fact.relation}/{fact.subject}"
-        seen[name] += 1
+        name = _unused(f"{fact.relation}/{fact.subject}", names)
+        names.add(name)
         try:
-            prompts.append(template.render(fact, name if seen[name] == 1 else f"{name}#{seen[name]}"))
+            prompts.append(template.render(fact, name))
         except DataError as error:
             bad.append((index, str(error)))
     if bad:
@@ -154,9 +155,15 @@ def make_prompts(facts: Iterable[Fact], template: str | Template = "qa") -> tupl
             "questions do not hold their subject exactly once",
             bad,
             total,
-            "mend these rows, or drop and count them (--skip-bad)",
+            "mend these rows, or drop and count them (`finetune` and `curve`: --skip-bad)",
         )
     return tuple(prompts)
+
+
+def _unused(name: str, names: Set[str]) -> str:
+    """The name, or the first of name#2, name#3, ... that is not among the names."""
+    numbered = (f"{name}#{number}" for number in itertools.count(2))
+    return name if name not in names else next(other for other in numbered if other not in names)
 
 
 def _occurrences(text: str, part: str) -> int:

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from attnbalance.errors import DataError
+from attnbalance.errors import AttnBalanceError, DataError
 from attnbalance.facts import FactSet
-from attnbalance.finetune.pretrain import facts_sha256
-from attnbalance.measure import How, ModelSpec, measure_all, usable_prompts
-from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.measure import How, ModelSpec, check_labels, files_of, measure_all, usable_prompts
 from attnbalance.outputs import (
     MARKER,
+    as_folder,
     close_work,
     is_finished,
     open_work,
@@ -48,21 +47,27 @@ def curve(
     settings, facts and weights is left as it is; a killed run goes on with the models that it had not yet measured.
     Raises `AttnBalanceError` for whatever cannot be read, asked or written.
     """
-    out = Path(out)
+    out = as_folder(out)
     if not specs:
         raise DataError("expected at least one LABEL=MODEL to measure, got none")
+    check_labels(specs)
     config = {
         "models": [asdict(spec) for spec in specs],
-        "weights": [[files_fingerprint(path) for path in (spec.model, spec.adapter) if path] for spec in specs],
+        "files": [files_of(spec, how) for spec in specs],
         "facts": facts.name,
-        "facts_sha256": facts_sha256(facts),
+        "facts_sha256": facts.sha256,
         "how": asdict(how),
         "skip_bad": skip_bad,
     }
     if not is_finished(out, KIND, config):
         prompts, dropped = usable_prompts(facts, specs, how, skip_bad)
         work = open_work(out, KIND, config)
-        measured = measure_all(specs, prompts, how, work, progress=progress)
+        try:
+            measured = measure_all(specs, prompts, how, work, progress=progress)
+        except AttnBalanceError:
+            if not any(work.glob("measured-*")):
+                close_work(out)
+            raise
         labels = tuple(one.label for one in measured)
         pair = (labels[0], labels[1]) if len(labels) > 1 else None
         comparison = Comparison(measured, prompts, how.reduce, pair, {**facts.dropped, **dropped}, how.seed)
@@ -80,8 +85,7 @@ def write_results(
     lines = [json.dumps(prompt.as_dict(), ensure_ascii=False) + "\n" for prompt in comparison.prompts]
     write_text(folder / "prompts.jsonl", "".join(lines))
     write_json(folder / "curves.json", curves_json(comparison))
-    with replacing(folder / "readings.parquet") as path:
-        write_readings(comparison, path)
+    write_readings(comparison, folder / "readings.parquet")
     if any(one.recall for one in comparison.measured):
         write_json(folder / "recall.json", recall_json(comparison))
         write_text(folder / "answers.jsonl", "".join(_answers(comparison)))

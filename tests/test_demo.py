@@ -10,7 +10,7 @@ import pytest
 
 import attnbalance.demo as demonstration
 from attnbalance.demo import demo
-from attnbalance.errors import OutputError
+from attnbalance.errors import DataError, OutputError
 from attnbalance.finetune.pretrain import Recipe
 from attnbalance.finetune.trainer import finetune
 from attnbalance.worlds.synthetic import synthetic_facts
@@ -89,3 +89,11 @@ def test_the_demo_runs_on_real_facts(tmp_path: Path, popqa: Path) -> None:
     for prompt in prompts:
         start, end = prompt["spans"]["subject"]
         assert prompt["text"][start:end] == prompt["subject"]
+
+
+def test_facts_that_cannot_be_used_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    rows = [{"subject": f"s{i}", "relation": "r", "answers": ["a"]} for i in range(40)]
+    (tmp_path / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match="popularity"):
+        demo(tmp_path / "out", source=str(tmp_path / "facts.jsonl"))
+    assert not (tmp_path / "out").exists()

@@ -45,6 +45,13 @@ def test_a_plus_belongs_to_a_folder_that_exists(tmp_path: Path) -> None:
     assert parse_spec(f"a={folder}") == ModelSpec("a", str(folder))
 
 
+def test_an_equals_sign_belongs_to_a_path_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lr=1e-4").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert parse_spec("lr=1e-4") == ModelSpec("lr=1e-4", "lr=1e-4")
+    assert parse_spec("a=lr=1e-4") == ModelSpec("a", "lr=1e-4")
+
+
 def test_bad_facts_are_refused_with_the_count_and_the_first_rows(llama_folder: Path) -> None:
     facts = FactSet((*FACTS, TWICE, TWICE))
     with pytest.raises(BadRowsError, match=r"2 of 11 questions(.|\n)*row 9: subject 'Anna' occurs 2 times"):

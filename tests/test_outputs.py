@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from attnbalance.errors import OutputError
-from attnbalance.outputs import MARKER, is_finished, open_work, provenance, read_json, replacing, write_json, write_text
+from attnbalance.outputs import (
+    MARKER,
+    as_folder,
+    is_finished,
+    open_work,
+    provenance,
+    read_json,
+    replacing,
+    write_json,
+    write_text,
+)
 
 
 def left(folder: Path) -> list[str]:
@@ -108,3 +118,33 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot write"):
         open_work(tmp_path / "file" / "out", "kind", CONFIG)
+
+
+def test_what_a_kill_left_of_a_file_is_not_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / f".{MARKER}.tmp").write_text("{")
+    assert not is_finished(tmp_path, "kind", CONFIG)
+    write_text(tmp_path / MARKER, "whole")
+    assert left(tmp_path) == [MARKER]
+
+
+def test_the_current_folder_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError, match="is the current folder; name a folder in it"):
+        open_work(as_folder("."), "kind", CONFIG)
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    with replacing(as_folder(tmp_path / "link")) as temporary:
+        temporary.mkdir()
+        write_text(temporary / "a.txt", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "a.txt").read_text() == "new"
+
+
+def test_opening_work_again_writes_nothing(tmp_path: Path) -> None:
+    work = open_work(tmp_path / "out", "kind", CONFIG)
+    before = (work / MARKER).stat().st_mtime_ns
+    assert open_work(tmp_path / "out", "kind", CONFIG) == work
+    assert (work / MARKER).stat().st_mtime_ns == before

@@ -100,3 +100,9 @@ def test_a_prompt_says_itself_as_one_line_of_json() -> None:
         "answers": ["Switzerland"],
         "popularity": 900.0,
     }
+
+
+def test_prompt_ids_are_unique_whatever_subjects_are_called() -> None:
+    first, last = (Fact("X", "r", ("a",), question=question) for question in ("X one?", "X two?"))
+    names = [prompt.prompt_id for prompt in make_prompts([first, Fact("X#2", "r", ("b",)), last])]
+    assert names == ["r/X", "r/X#2", "r/X#3"]

@@ -12,7 +12,7 @@ from tiny import FACTS
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnbalance import FactSet
-from attnbalance.errors import DataError, OutputError
+from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.measure import How, ModelSpec
 from attnbalance.results import curve
 
@@ -112,3 +112,21 @@ def test_an_interrupted_run_leaves_no_half_results_and_goes_on(
 def test_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least one LABEL=MODEL"):
         curve([], FactSet(FACTS), How(), tmp_path / "out")
+
+
+def test_a_refused_run_leaves_nothing_behind(specs: list[ModelSpec], tmp_path: Path) -> None:
+    (Path(specs[0].model) / "model.safetensors").write_bytes(b"damaged")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ModelError, match="cannot load model"):
+        curve(specs, FactSet(FACTS), How(), tmp_path / "out")
+    with pytest.raises(DataError, match="label 'a' is used for more than one model"):
+        curve([specs[0], specs[0]], FactSet(FACTS), How(), tmp_path / "out")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_changed_config_is_not_taken_for_finished(specs: list[ModelSpec], tmp_path: Path) -> None:
+    curve(specs[:1], FactSet(FACTS), How(), tmp_path / "out")
+    config = Path(specs[0].model) / "config.json"
+    config.write_text(config.read_text().replace("10000.0", "500.0"))
+    with pytest.raises(OutputError, match="files"):
+        curve(specs[:1], FactSet(FACTS), How(), tmp_path / "out")

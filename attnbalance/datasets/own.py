@@ -48,10 +48,10 @@ def _fact(row: Row, where: str) -> Fact:
     question, start = row.get("question"), row.get("subject_start")
     try:
         return Fact(
-            subject=str(row["subject"]),
-            relation=str(row["relation"]),
+            subject=str(row["subject"]).strip(),
+            relation=str(row["relation"]).strip(),
             answers=_answers(row["answers"]),
-            popularity=_popularity(row.get("popularity")),
+            popularity=popularity_of(row.get("popularity")),
             question=None if question in (None, "") else str(question),
             subject_start=None if start in (None, "") else int(start),  # pyright: ignore[reportArgumentType]
         )
@@ -69,10 +69,11 @@ def _answers(value: object) -> tuple[str, ...]:
     kept = [answer for answer in answers if isinstance(answer, (str, int, float)) and str(answer).strip()]
     if len(kept) != len(answers) or not kept:
         raise DataError(f"answers must be one or more texts, none of them empty; got {value!r}")
-    return tuple(dict.fromkeys(map(str, kept)))
+    return tuple(dict.fromkeys(str(answer).strip() for answer in kept))
 
 
-def _popularity(value: object) -> float | None:
+def popularity_of(value: object) -> float | None:
+    """A popularity as a number, None where the cell is empty; raises `DataError` for anything else."""
     if value in (None, ""):
         return None
     try:

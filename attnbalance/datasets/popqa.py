@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from attnbalance.datasets.own import popularity_of
 from attnbalance.datasets.tables import Row, read_rows
 from attnbalance.errors import DataError
 from attnbalance.facts import Fact, FactSet
@@ -42,21 +43,23 @@ def load_popqa(path: str | Path | None = None) -> FactSet:
     """
     rows = _from_hub() if path is None else read_rows(path)
     name = "popqa" if path is None else f"popqa:{path}"
-    missing = [column for column in COLUMNS if column not in rows[0]]
-    if missing:
-        raise DataError(
-            f"{name} lacks PopQA's column {', '.join(map(repr, missing))}; it has {', '.join(map(repr, rows[0]))}. "
-            "A file of your own facts is given as its path, without 'popqa:'"
-        )
     dropped: Counter[str] = Counter()
     facts: list[Fact] = []
     for number, row in enumerate(rows, 1):
+        missing = [column for column in COLUMNS if column not in row]
+        if missing:
+            raise DataError(
+                f"{name}, row {number} lacks PopQA's column {', '.join(map(repr, missing))}; "
+                f"it has {', '.join(map(repr, row))}. "
+                "A file of your own facts is given as its path, without 'popqa:'"
+            )
         if not str(row["subj"] or "").strip():
             dropped["no subject"] += 1
         else:
             facts.append(_fact(row, f"{name}, row {number}"))
     merged = FactSet(tuple(facts), name).merged()
-    dropped["merged into an earlier row of the same subject and relation"] = len(facts) - len(merged)
+    if len(merged) < len(facts):
+        dropped["merged into an earlier row of the same subject and relation"] = len(facts) - len(merged)
     return FactSet(merged.facts, name, dict(dropped))
 
 
@@ -72,19 +75,16 @@ def _from_hub() -> list[Row]:
 
 
 def _fact(row: Row, where: str) -> Fact:
-    subject, relation, question = str(row["subj"]), str(row["prop"]), str(row["question"])
+    subject, relation, question = str(row["subj"]), str(row["prop"] or ""), str(row["question"])
     form = QUESTIONS.get(relation)
     start = form.index("{subject}") if form and form.replace("{subject}", subject) == question else None
-    aliases = row["possible_answers"]
+    listed = row["possible_answers"]
     try:
-        answers = json.loads(aliases) if isinstance(aliases, str) else list(aliases)  # pyright: ignore[reportArgumentType]
-        popularity = float(row["s_pop"])  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError) as error:
-        raise DataError(
-            f"{where}: s_pop must be a number and possible_answers a JSON list, "
-            f"got {row['s_pop']!r} and {str(aliases)[:80]!r}"
-        ) from error
-    unique = dict.fromkeys(str(answer) for answer in (row["obj"], *answers) if str(answer).strip())
-    if not unique:
-        raise DataError(f"{where}: no answer")
-    return Fact(subject, relation, tuple(unique), popularity, question, start)
+        aliases = json.loads(listed) if isinstance(listed, str) else listed
+        if not isinstance(aliases, list):
+            raise DataError(f"possible_answers must be a JSON list, got {str(listed)[:80]!r}")
+        answers = (str(answer).strip() for answer in (row["obj"], *aliases) if answer is not None)
+        unique = dict.fromkeys(answer for answer in answers if answer)
+        return Fact(subject, relation, tuple(unique), popularity_of(row["s_pop"]), question, start)
+    except (DataError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from error

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbalance.errors import DataError
-from attnbalance.facts import FactSet
 from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, drop_incomplete
-from attnbalance.outputs import MARKER, close_work, is_finished, open_work, provenance, replacing, write_json
+from attnbalance.outputs import MARKER, as_folder, close_work, is_finished, open_work, provenance, replacing, write_json
 from attnbalance.prompts import make_prompts
 from attnbalance.worlds.statements import World
 from attnbalance.worlds.tokenizer import train_tokenizer
@@ -35,8 +32,8 @@ class Recipe:
     d_model: int = 128
     heads: int = 4
     vocabulary: int = 1024
-    steps: int = 900
-    batch_size: int = 256
+    steps: int = 1000
+    batch_size: int = 128
     learning_rate: float = 1e-3
 
 
@@ -64,22 +61,17 @@ def pretrain(
     goes on where it was. Raises `DataError` for an unknown architecture or impossible sizes, `OutputError` for a
     folder that holds something else, `ModelError` where the loss is no finite number.
     """
-    out = Path(out)
+    out = as_folder(out)
     if architecture not in ARCHITECTURES:
         raise DataError(f"no architecture {architecture!r}; there are {', '.join(ARCHITECTURES)}")
     if recipe.d_model % (2 * recipe.heads):
         raise DataError(f"d_model {recipe.d_model} must be a multiple of twice the {recipe.heads} heads")
-    made_from = {"facts": world.facts.name, "facts_sha256": facts_sha256(world.facts), "power": world.power}
+    made_from = {"facts": world.facts.name, "facts_sha256": world.facts.sha256, "power": world.power}
     config = {"world": made_from, "architecture": architecture, "recipe": asdict(recipe), "seed": seed}
     if not is_finished(out, KIND, config):
         _pretrain(world, out, architecture, recipe, seed, config, progress)
     close_work(out)
     return out
-
-
-def facts_sha256(facts: FactSet) -> str:
-    """SHA-256 of the facts themselves, in order."""
-    return hashlib.sha256(json.dumps([fact.as_dict() for fact in facts]).encode()).hexdigest()
 
 
 def _pretrain(

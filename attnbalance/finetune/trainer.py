@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from attnbalance.errors import DataError, ModelError
 from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, drop_incomplete
-from attnbalance.finetune.pretrain import facts_sha256
 from attnbalance.finetune.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, Run, checkpoint_name, load_run
 from attnbalance.finetune.splits import Split
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.outputs import (
     MARKER,
+    as_folder,
     close_work,
     is_finished,
     open_work,
@@ -66,13 +66,13 @@ def finetune(
     `ModelError` for a model that cannot be loaded and a loss that is no finite number, `DataError` for facts, sizes or
     a template that cannot be used, `OutputError` for a folder that holds something else.
     """
-    out, template = Path(out), as_template(template)
+    out, template = as_folder(out), as_template(template)
     base = _absolute(model)
     config = {
         "model": base,
         "model_files": files_fingerprint(base),
         "split": split.name,
-        "facts_sha256": {part: facts_sha256(getattr(split, part)) for part in ("train", "validation", "heldout")},
+        "facts_sha256": {part: getattr(split, part).sha256 for part in ("train", "validation", "heldout")},
         "template": template.text,
         "steps": steps,
         "learning_rate": learning_rate,

@@ -7,9 +7,15 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnbalance.outputs import MARKER
+
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
+
+
+TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+"""Config and tokenizer files of a model's folder."""
 
 
 def fingerprint(model: Module) -> str:
@@ -57,14 +63,19 @@ def _base_parameters(model: Module) -> list[tuple[str, Tensor]]:
 
 
 def files_fingerprint(path: str | Path) -> str | None:
-    """SHA-256 over names, sizes and 64 evenly spaced pages of the weight files of a folder; None for a Hub id.
+    """SHA-256 of a folder's config and tokenizer files, and of samples of its weight files; None for a Hub id.
 
-    Tells without loading anything whether a folder still holds the weights that something was computed from.
+    Tells without loading anything whether a folder has changed since something was computed from it. Of each weight
+    file the name, the size and 64 evenly spaced pages of 4 KiB count, so that a large file changed in few places only
+    may pass; training changes all.
     """
     folder = Path(path)
     if not folder.is_dir():
         return None
     digest = hashlib.sha256()
+    for file in sorted(path for pattern in TEXT_FILES for path in folder.glob(pattern)):
+        if file.name != MARKER:
+            digest.update(file.name.encode() + file.read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         size = file.stat().st_size
         digest.update(f"{file.name}{size}".encode())

@@ -58,7 +58,12 @@ def test_rows_without_subject_are_dropped_and_duplicates_merged_with_counts(tmp_
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"s_pop": "many"}, "row 1: s_pop must be a number.*'many'"), ({"possible_answers": "x"}, "'x'")],
+    [
+        ({"s_pop": "many"}, "row 1: popularity must be a number.*'many'"),
+        ({"possible_answers": "x"}, "row 1"),
+        ({"possible_answers": '"USA"'}, "JSON list"),
+        ({"s_pop": "nan"}, "'nan'"),
+    ],
 )
 def test_a_bad_cell_is_named(change: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
