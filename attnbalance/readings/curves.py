@@ -15,7 +15,8 @@ from attnbalance.readings.reading import Reading
 class Curve:
     """A reading averaged over heads and prompts, layer by layer, with 95% intervals (see `layer_curve`).
 
-    `low` and `high` are NaN where the prompts have too few subjects (see `mean_intervals`). `n` is the number of prompts.
+    `low` and `high` are NaN where the prompts have too few subjects (see
+    `mean_intervals`). `n` is the number of prompts.
     """
 
     name: str

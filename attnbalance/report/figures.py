@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,16 @@ def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure
         ax.grid(visible=False)
         figure.colorbar(image, ax=ax, label=reading.unit if b is None else f"difference ({reading.unit})", pad=0.02)
     return figure
+
+
+def save(figure: Figure, target: Any, **options: Any) -> None:
+    """`figure.savefig` without a warning for each letter that matplotlib's font lacks, such as Chinese in a label.
+
+    In an SVG such letters stand as text, for the browser's fonts; in a PNG they are boxes.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from")
+        figure.savefig(target, **options)
 
 
 @contextmanager

@@ -14,15 +14,12 @@ from markupsafe import Markup
 
 from attnbalance.outputs import provenance, write_text
 from attnbalance.readings.compare import Comparison, ExampleRow, Measured
-from attnbalance.readings.intervals import RESAMPLES
+from attnbalance.readings.intervals import MIN_CLUSTERS, RESAMPLES
 from attnbalance.report import sentence, wording
-from attnbalance.report.figures import draw_accuracy, draw_curves, draw_difference, draw_head_map
+from attnbalance.report.figures import draw_accuracy, draw_curves, draw_difference, draw_head_map, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-EXAMPLES = 3
-"""Number of prompts whose rows are drawn over their tokens."""
 
 
 def write_report(
@@ -116,7 +113,7 @@ def _accuracy(comparison: Comparison) -> dict[str, object]:
 def _examples(comparison: Comparison) -> dict[str, object]:
     """The rows of some prompts, for each label at one layer (see `sentence.shown_layers`)."""
     layers, facts = sentence.shown_layers(comparison), {prompt.prompt_id: prompt.fact for prompt in comparison.prompts}
-    names = [row.prompt_id for row in comparison.measured[0].examples][:EXAMPLES]
+    names = [row.prompt_id for row in comparison.measured[0].examples]
     examples = []
     for name in names:
         found = [(one, row) for one in comparison.measured for row in one.examples if row.prompt_id == name]
@@ -170,6 +167,7 @@ def _making(comparison: Comparison) -> dict[str, object]:
         "dropped": dict(comparison.dropped),
         "seed": comparison.seed,
         "resamples": RESAMPLES,
+        "min_subjects": MIN_CLUSTERS,
         "sources": [(key, [source.get(key, "") for source in flat]) for key in keys],
         "versions": {"python": made["python"], "machine": made["machine"]} | dict(_flat(made["versions"])),
     }
@@ -190,7 +188,7 @@ def _svg(figure: Figure, description: str) -> Markup:
 
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": description}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+        save(figure, buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     drawn = buffer.getvalue()
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn[drawn.index("<svg") :])  # group ids repeat from figure to figure
     return Markup('<svg role="img" aria-label="{}"').format(description) + Markup(drawn.removeprefix("<svg"))  # noqa: S704 - matplotlib escapes the text that it writes

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from attnbalance.readings.compare import Comparison, Measured
 from attnbalance.readings.curves import Curve, layer_curve
+from attnbalance.readings.intervals import MIN_CLUSTERS
 from attnbalance.report.wording import bounds, layers, listed, percent, percent_interval, points, questions, share
 
+FEW = f"fewer than {MIN_CLUSTERS} subjects"
 LINKS = {
     ("apart", "less"): ", and, as the theory predicts, ",
     ("apart", "more"): ", but, against what the theory predicts, ",
@@ -26,7 +28,8 @@ def headline(comparison: Comparison) -> str:
     """The answer in one sentence: who is more accurate, who attends more to the subject and where, and do they agree?
 
     Accuracy is that on the most popular fifth of questions, or on all where popularity is not known. A difference is
-    claimed only where its interval excludes zero. The theory (Ghosal et al. 2024, Section 4) predicts that the less
+    claimed only where its interval excludes zero; one in accuracy only where the exact McNemar test, too, has p < 0.05
+    (see `PairedAccuracy.differs`). The theory (Ghosal et al. 2024, Section 4) predicts that the less
     accurate model of a pair also attends less to the subject; the sentence says whether it does, does not, or does the
     opposite. Without a pair it says where each model attends most, and how accurate it is. Brackets hold 95% intervals.
     """
@@ -58,7 +61,7 @@ def difference_sentence(comparison: Comparison) -> str:
 
 
 def accuracy_sentence(comparison: Comparison) -> str:
-    """The accuracy of each model over all questions, and the pair's difference."""
+    """The accuracy of each model over all questions, and the pair's difference: claimed as in `headline`."""
     known = [(one.label, one.recall) for one in comparison.measured if one.recall is not None]
     shares = [f"{label} {percent_interval(recall.accuracy(comparison.seed))}" for label, recall in known]
     text = f"Of all questions, answered right: {listed(shares)}"
@@ -67,7 +70,9 @@ def accuracy_sentence(comparison: Comparison) -> str:
         return text + "."
     a, b = comparison.pair
     alone = f"{a} alone is right on {paired.a_only:,}, {b} alone on {paired.b_only:,}"
-    return f"{text}; {a} minus {b}: {points(paired.interval)}. {alone} (exact McNemar p = {paired.p_value:.2g})."
+    told = "so the two differ" if paired.differs else "so the two are not told apart"
+    change = f"{a} minus {b}: {points(paired.interval)}, {told}"
+    return f"{text}; {change}. {alone} (exact McNemar p = {paired.p_value:.2g})."
 
 
 def comparable(comparison: Comparison) -> bool:
@@ -126,16 +131,17 @@ def _accuracy_clause(comparison: Comparison, a: str, b: str) -> _Clause:
     names = [first.prompt_ids[i] for i in parts[0]] if parts else first.prompt_ids
     right = {label: percent(sum(r.at(names).correct) / len(names)) for label, r in ((a, first), (b, second))}
     found, both = paired.interval, f"{right[a]} and {right[b]}"
+    sure = f"exact McNemar p = {paired.p_value:.2g}, n = {found.n:,})"
     if math.isnan(found.low):
         return _Clause(
-            "unknown", f"{a} and {b} answer {both} of {of} right (n = {found.n}, one subject: no interval)", b, a
+            "unknown", f"{a} and {b} answer {both} of {of} right (n = {found.n:,}, {FEW}: no interval)", b, a
         )
-    if not found.excludes_zero:
+    if not paired.differs:
         text = f"{a} and {b} do not differ measurably in accuracy on {of} ({both}, "
-        return _Clause("level", f"{text}difference {points(found)}, n = {found.n:,})", b, a)
+        return _Clause("level", f"{text}difference {points(found)}, {sure}", b, a)
     higher, lower, sign = (a, b, 1) if found.mean > 0 else (b, a, -1)
     text = f"{higher} answers {right[higher]} of {of} right against {lower}'s {right[lower]}"
-    return _Clause("apart", f"{text} (difference {points(found, sign)}, n = {found.n:,})", lower, higher)
+    return _Clause("apart", f"{text} (difference {points(found, sign)}, {sure}", lower, higher)
 
 
 def _attention_clause(comparison: Comparison, lower: str, higher: str) -> _Clause:
@@ -153,9 +159,7 @@ def _attention_clause(comparison: Comparison, lower: str, higher: str) -> _Claus
         )
     difference, curves = comparison.attention_difference(lower, higher), comparison.curves()
     if math.isnan(difference.low[0]):
-        return _Clause(
-            "unknown", "one subject alone gives no interval for a difference in subject attention", lower, higher
-        )
+        return _Clause("unknown", f"{FEW} give no interval for a difference in subject attention", lower, higher)
     less = [i for i, high in enumerate(difference.high) if high < 0]
     more = [i for i, low in enumerate(difference.low) if low > 0]
     where = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import warnings
+from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
 
@@ -15,7 +17,7 @@ from tests.report.fakes import TOKENS, a_comparison
 EVIL = "</script><img src=x onerror=alert(1)>"
 ATTENTION = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.2, 0.3]}
 CORRECT = {"top": [i < 30 for i in range(40)], "bottom": [i < 10 for i in range(40)]}
-VOID = {"meta", "br", "img", "link", "hr", "input"}
+VOID = {"meta", "br", "img", "link", "hr", "input", "wbr"}
 
 
 class Page(HTMLParser):
@@ -102,10 +104,12 @@ def test_the_table_of_differences_holds_the_numbers_of_the_comparison(tmp_path):
 
 def test_the_table_of_accuracies_holds_hand_counted_numbers(tmp_path):
     head, everything, *fifths, shortcut = _page(a_comparison(ATTENTION, CORRECT), tmp_path).tables["accuracy"]
-    assert head == ["", "popularity", "top", "bottom", "difference (points)", "p"]
+    assert head == ["", "popularity", "top", "bottom", "difference (points)", "p", "differs"]
     assert [cell.split("%")[0] for cell in everything[2:4]] == ["75.0", "25.0"]
     assert everything[4].startswith("+50.0 [")
     assert everything[5] == "1.9e-06"
+    assert everything[6] == "yes"
+    assert [row[6] for row in fifths] == ["not told apart", "yes", "yes", "yes", "not told apart"]
     assert [row[2].split("%")[0] for row in fifths] == ["100.0", "100.0", "100.0", "75.0", "0.0"]
     assert fifths[0][1] == "993 to 1,000"
     assert [cell.split(" ")[0] for cell in shortcut[2:4]] == ["50.0%", "50.0%"]
@@ -119,6 +123,23 @@ def test_the_rows_of_examples_stand_over_their_tokens(tmp_path):
     titles = [value for tag, name, value in page.attributes if (tag, name) == ("span", "title")]
     shares = [float(title.rsplit(": ", 1)[1]) for title in titles[: len(TOKENS)]]
     assert shares == pytest.approx(made["top"].examples[0].weights[2], abs=5e-4)  # layer 2 differs most
+
+
+def test_all_examples_that_were_kept_are_shown(tmp_path):
+    made = a_comparison(ATTENTION, n=5)
+    five = tuple(
+        replace(one, examples=tuple(replace(one.examples[0], prompt_id=p.prompt_id) for p in made.prompts))
+        for one in made.measured
+    )
+    assert _page(replace(made, measured=five), tmp_path).of("div.tokens") == "".join(TOKENS) * 10
+
+
+def test_letters_that_the_font_lacks_are_text_and_give_no_warning(tmp_path):
+    label = "\u6a21\u578b"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        page = _page(a_comparison({label: [0.1, 0.5], "b": [0.1, 0.2]}, pair=(label, "b")), tmp_path)
+    assert page.of("text.").count(label) > 2
 
 
 def test_the_page_is_self_contained_and_small(tmp_path):
@@ -193,10 +214,22 @@ def test_how_it_was_made_names_models_rows_seed_versions_and_command(tmp_path):
         "7: subject not in question",
         "2,000 resamples",
         "Bonferroni",
+        "none below 5 subjects",
         "McNemar",
+        "p < 0.05",
         "torch",
     ):
         assert said in page.all_text
+
+
+@pytest.mark.parametrize(("labels", "kind"), [("ab", "words"), ("abcd", "words many")])
+def test_long_model_paths_may_break_after_each_folder_and_many_models_stand_below_their_key(labels, kind, tmp_path):
+    path = "/home/somebody/experiments/outputs/finetuned-on-popular/checkpoint-600"
+    made = a_comparison({label: [0.1] for label in labels}, pair=None, source={"model": path})
+    page = _page(made, tmp_path)
+    assert page.tables["sources"][1] == ["model", *[path] * len(labels)]
+    assert page.tags.count("wbr") == 6 * len(labels)
+    assert page.attributes[page.attributes.index(("table", "id", "sources")) - 1] == ("table", "class", kind)
 
 
 def test_the_same_comparison_gives_the_same_page(tmp_path):

@@ -17,8 +17,8 @@ from attnbalance.report.sentence import (
 from tests.report.fakes import a_comparison
 
 N = 40
-MOST = [i % 4 != 0 for i in range(N)]  # 6 of the 8 most popular questions, 30 of all
-FEW = [i % 4 == 1 for i in range(N)]  # 2 of the 8 most popular questions, 10 of all
+MOST = [i % 8 != 0 for i in range(N)]  # 7 of the 8 most popular questions, 35 of all
+FEW = [i % 8 == 1 for i in range(N)]  # 1 of the 8 most popular questions, 5 of all
 LESS = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.2, 0.3]}
 MORE = {"top": [0.1, 0.2, 0.3], "bottom": [0.1, 0.2, 0.6]}
 BOTH = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.4, 0.3]}
@@ -29,9 +29,9 @@ LEVEL = {"top": MOST, "bottom": MOST}
 
 def test_lower_accuracy_with_lower_attention_is_what_the_theory_predicts():
     text = headline(a_comparison(LESS, APART))
-    assert text.startswith("top answers 75.0% of the most popular fifth of questions right against bottom's 25.0% (")
-    assert "(difference +50.0 points [+" in text
-    assert "n = 8), and, as the theory predicts, bottom attends less to the subject than top at 1 of 3 layers" in text
+    assert text.startswith("top answers 87.5% of the most popular fifth of questions right against bottom's 12.5% (")
+    assert "(difference +75.0 points [+" in text
+    assert "exact McNemar p = 0.031, n = 8), and, as the theory predicts, bottom attends less to the subject" in text
     assert "layers: layer 2, 0.3" in text
     assert text.endswith("(40 questions in all).")
 
@@ -79,10 +79,23 @@ def test_lower_accuracy_without_a_difference_in_attention_says_that_the_predicti
 def test_without_a_difference_in_accuracy_none_is_claimed(attention, expected):
     text = headline(a_comparison(attention, LEVEL))
     assert text.startswith(
-        "top and bottom do not differ measurably in accuracy on the most popular fifth of questions (75.0% and 75.0%,"
+        "top and bottom do not differ measurably in accuracy on the most popular fifth of questions (87.5% and 87.5%,"
     )
     assert expected in text
     assert "theory" not in text
+
+
+def test_four_questions_of_800_answered_differently_are_no_difference_in_accuracy():
+    correct = {"top": [i < 4 for i in range(800)], "bottom": [False] * 800}
+    made = a_comparison(LESS, correct, n=800, popular=False)
+    paired = made.accuracy_difference("top", "bottom")
+    assert paired is not None
+    assert paired.interval.excludes_zero  # but 4 to none is as likely as 1 in 8
+    text = headline(made)
+    assert text.startswith("top and bottom do not differ measurably in accuracy on all questions (0.5% and 0.0%,")
+    assert "exact McNemar p = 0.12, n = 800), although bottom attends less" in text
+    assert "theory" not in text
+    assert "], so the two are not told apart. top alone is right on 4" in accuracy_sentence(made)
 
 
 @pytest.mark.parametrize("attention", [LESS, MORE, BOTH, ALIKE])
@@ -99,14 +112,14 @@ def test_recall_of_one_model_of_the_pair_is_no_comparison():
 
 def test_without_popularity_all_questions_are_compared():
     text = headline(a_comparison(LESS, APART, popular=False))
-    assert text.startswith("top answers 75.0% of all questions right against bottom's 25.0% (difference +50.0 points")
+    assert text.startswith("top answers 87.5% of all questions right against bottom's 12.5% (difference +75.0 points")
     assert "n = 40" in text
 
 
 def test_one_label_is_told_by_itself():
     text = headline(a_comparison({"only": [0.1, 0.5]}, {"only": MOST}, pair=None))
     assert text.startswith("only attends most to the subject at layer 1 (0.")
-    assert "and answers 75.0% [" in text
+    assert "and answers 87.5% [" in text
     assert "of the most popular fifth right (40 questions in all)." in text
 
 
@@ -122,8 +135,8 @@ def test_one_subject_gives_no_claim_about_differences():
         LESS, {"top": [True] * 20 + [False] * 20, "bottom": [i % 2 == 0 for i in range(N)]}, subject="Ann"
     )
     text = headline(made)
-    assert "one subject: no interval" in text
-    assert "one subject alone gives no interval for a difference in subject attention" in text
+    assert "fewer than 5 subjects: no interval" in text
+    assert "fewer than 5 subjects give no interval for a difference in subject attention" in text
     assert "theory" not in text
     assert "although" not in text
 
@@ -132,7 +145,7 @@ def test_models_of_different_depth_are_not_subtracted():
     made = a_comparison({"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.2]}, APART)
     assert not comparable(made)
     text = headline(made)
-    assert "top answers 75.0%" in text
+    assert "top answers 87.5%" in text
     assert (
         "cannot be subtracted layer by layer, as bottom 2 layers of 2 heads and top 3 layers of 2 heads have been read"
         in text
@@ -163,7 +176,8 @@ def test_smaller_sentences_hold_the_numbers_of_their_section():
     made = a_comparison(LESS, APART)
     assert curves_sentence(made).startswith("Subject attention is highest in top at layer 2 (0.")
     said = accuracy_sentence(made)
-    assert "top 75.0% [" in said
-    assert "top minus bottom: +50.0 points [" in said
-    assert "top alone is right on 20, bottom alone on 0 (exact McNemar p = 1.9e-06)" in said  # 2 * 0.5 ** 20
+    assert "top 87.5% [" in said
+    assert "top minus bottom: +75.0 points [" in said
+    assert "top alone is right on 30, bottom alone on 0 (exact McNemar p = 1.9e-09)" in said  # 2 * 0.5 ** 30
+    assert "], so the two differ. top alone" in said
     assert difference_sentence(replace(made, pair=None)) == ""
