@@ -73,11 +73,7 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
         spans = {role: _tokens_of(span, offsets) for role, span in prompts[i].spans.items()}
         wrong = [_mismatch(prompts[i].part(role), [ids[j] for j in spans[role]], tokenizer) for role in spans]
         bad += [(i, problem) for problem in wrong if problem][:1]
-        shown = [
-            prompts[i].text[start:end] or str(tokenizer.decode([one]))
-            for one, (start, end) in zip(ids, offsets, strict=True)
-        ]
-        result.append(Encoding(prompts[i], tuple(ids), tuple(shown), spans))
+        result.append(Encoding(prompts[i], tuple(ids), _shown(prompts[i].text, ids, offsets, tokenizer), spans))
     if bad:
         raise BadRowsError(
             "prompts have a span that their tokens do not hold",
@@ -214,6 +210,16 @@ def _with_width(offsets: list[Span], special: list[int], size: int) -> list[Span
         (start, max(end, following)) if start == end and not added else (start, end)
         for (start, end), following, added in zip(offsets, starts, special, strict=True)
     ]
+
+
+def _shown(text: str, ids: list[int], offsets: list[Span], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """The characters of each token, with the space before it, which some tokenizers leave out of their offsets."""
+    shown, last = [], 0
+    for one, (start, end) in zip(ids, offsets, strict=True):
+        begin = last if text[last:start].isspace() else start
+        shown.append(text[begin:end] or str(tokenizer.decode([one])))
+        last = max(last, end)
+    return tuple(shown)
 
 
 def _tokens_of(span: Span, offsets: list[Span]) -> tuple[int, ...]:

@@ -138,9 +138,7 @@ def test_a_tokenizer_without_offsets_is_refused_by_name() -> None:
 def test_a_span_whose_tokens_say_something_else_is_refused_with_the_first_rows() -> None:
     fact = Fact("Rust", "author", ("x",), question="Who wrote it?")
     wrong = Prompt("Who wrote it?", {"subject": (40, 44)}, "author/Rust", fact)
-    message = (
-        r"1 of 10 prompts have a span(.|\n)*row 9: '' has no token(.|\n)*mend .*`attnbalance curve --skip-bad`"
-    )
+    message = r"1 of 10 prompts have a span(.|\n)*row 9: '' has no token(.|\n)*mend .*`attnbalance curve --skip-bad`"
     with pytest.raises(BadRowsError, match=message):
         encode((*tiny_prompts(), wrong), tiny_tokenizer())
 
@@ -205,7 +203,7 @@ def test_trained_tokenizer_without_bytes_maps_popqa_subjects(stories, popqa) -> 
         assert len(decoded.strip()) <= len(prompt.part("subject")) + 2  # at most a token's edge more than the subject
 
 
-@pytest.mark.parametrize("kind", ["plain", "bos", "metaspace", "ignore_merges", "lower"])
+@pytest.mark.parametrize("kind", ["plain", "bos", "trimmed", "metaspace", "ignore_merges", "zero_width", "lower"])
 def test_tokens_are_shown_as_the_characters_that_they_stand_for(kind: str) -> None:
     tokenizer = tiny_tokenizer(kind)
     for one in encode([p for p in tiny_prompts() if p.text.isascii()], tokenizer):
