@@ -42,8 +42,8 @@ def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
 def _stops(model: HookedModel) -> list[int]:
     """The ids that end an answer: the model's own and the tokenizer's end of sequence, which finetuning teaches."""
     own = getattr(base_of(model.model).generation_config, "eos_token_id", None)
-    found = {*(own if isinstance(own, list) else [own]), model.tokenizer.eos_token_id}
-    return sorted(i for i in found if isinstance(i, int))
+    found = [*(own if isinstance(own, list) else [own]), model.tokenizer.eos_token_id]
+    return sorted({i for i in found if isinstance(i, int)})
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -101,6 +103,57 @@ def test_half_precision_passes_the_proof() -> None:
     for dtype in ("bfloat16", "float16", "float64"):
         for family in ("llama", "gemma2", "gpt2"):
             assert load_model(tiny_model(family), tokenizer=tiny_tokenizer(), dtype=dtype).kernel == "sdpa"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_model_that_reads_ahead_is_refused_in_half_precision(dtype: str) -> None:
+    torch.manual_seed(0)
+    bert = transformers.BertLMHeadModel(transformers.BertConfig(**GPT2_LIKE))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ModelError, match="is not causal"):
+        load_model(bert, tokenizer=tiny_tokenizer(), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_trained_model_passes_the_proof_in_half_precision(dtype: str, stories: Path) -> None:
+    assert load_model(stories, dtype=dtype).kernel == "sdpa"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("layers", [16, 32])
+def test_rounding_that_grows_through_many_layers_passes_the_proof(layers: int, dtype: str) -> None:
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama", num_hidden_layers=layers))
+    assert load_model(model, tokenizer=tiny_tokenizer(), dtype=dtype).kernel == "sdpa"
+
+
+@pytest.mark.parametrize("fault", ["padding", "last layer", "scale", "softcap", "positions"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_wrong_row_is_noticed_in_half_precision(
+    fault: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = rows.query_row
+
+    def wrong(module, query, key, attention_mask, query_index, **kwargs):
+        if fault == "scale":
+            kwargs["scaling"] = 1.3 * kwargs["scaling"]
+        elif fault == "softcap":
+            kwargs["softcap"] = None
+        elif fault == "padding" or (fault == "last layer" and module.layer_idx == 7):
+            attention_mask = None
+        return right(module, query, key, attention_mask, query_index, **kwargs)
+
+    monkeypatch.setattr(rows, "query_row", wrong)
+    torch.manual_seed(0)
+    config = tiny_config("llama", num_hidden_layers=8)
+    if fault == "softcap":
+        config = tiny_config("gemma2", attn_logit_softcapping=0.2)
+    if fault == "positions":
+        config = transformers.RobertaConfig(**(GPT2_LIKE | {"is_decoder": True, "pad_token_id": 1}))  # pyright: ignore[reportArgumentType]
+    model = transformers.AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    register()
+    with pytest.raises(ModelError, match=r"padded left: rows differ by .* cannot be read reliably"):
+        prove(model, "it")
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_deeper_and_larger_models_pass_the_proof() -> None:
