@@ -23,7 +23,7 @@ from attnbalance.outputs import (
     write_text,
 )
 from attnbalance.readings.compare import Comparison
-from attnbalance.report.figures import draw_curves
+from attnbalance.report.figures import draw_curves, save
 from attnbalance.report.html import write_report
 from attnbalance.report.sentence import headline
 from attnbalance.report.tables import curves_json, recall_json, write_readings
@@ -90,7 +90,7 @@ def write_results(
         write_json(folder / "recall.json", recall_json(comparison))
         write_text(folder / "answers.jsonl", "".join(_answers(comparison)))
     with replacing(folder / "curves.png") as path:
-        draw_curves(comparison).savefig(path, format="png", dpi=150)
+        save(draw_curves(comparison), path, format="png", dpi=150)
     write_report(comparison, folder / "report.html", title=title, command=command)
     about = {"kind": kind, "config": dict(config), "answer": headline(comparison), "command": command}
     write_json(folder / MARKER, about | {"dropped": dict(comparison.dropped)} | provenance())
