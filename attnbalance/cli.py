@@ -43,19 +43,21 @@ app = typer.Typer(
     epilog="Start with `attnbalance demo`. SOURCE is `popqa` (from the Hub), `popqa:PATH`, or PATH of your own facts.",
 )
 
-Out = Annotated[Path, typer.Option(help="Folder for the results: new, empty, or one to go on with.")]
+Out = Annotated[Path, typer.Option(help="Folder for the results: new, empty, or one to go on with (same settings).")]
 Facts = Annotated[
     str,
     typer.Option(
         metavar="SOURCE",
         help="`popqa`, `popqa:PATH`, or PATH of a .jsonl, .csv, .tsv or .parquet file with the columns subject, "
-        "relation, answers and, optionally, popularity and question.",
+        "relation, answers (one text, or a JSON list of texts) and, optionally, popularity and question.",
     ),
 ]
 Relations = Annotated[str | None, typer.Option(metavar="A,B", help="Only the facts of these relations.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most N facts, drawn at random (seeded).")]
 Seed = Annotated[int, typer.Option(help="Decides everything that is random.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Drop and count facts that cannot be asked.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Drop and count facts whose question does not hold its subject exactly once.")
+]
 Template = Annotated[
     str,
     typer.Option(
@@ -98,8 +100,9 @@ def finetune(
         str,
         typer.Option(
             metavar="NAME",
-            help="top, bottom (by popularity), random (halves of the facts about the subjects trained on), whole, "
-            "controlled-top or controlled-bottom (PopQA-Controlled).",
+            help="top, bottom or random: half of the facts not held out, the more popular, the less popular or "
+            "any; whole: all of them; controlled-top, controlled-bottom: PopQA's facts with the most frequent answer, "
+            "tested on other answers.",
         ),
     ],
     out: Out,
@@ -135,9 +138,10 @@ def finetune(
     chosen = load_facts(facts, _names(relations), limit, seed)
     prompts, dropped = without_bad(chosen, lambda some: make_prompts(some, template), skip_bad)
     usable = replace(chosen, facts=tuple(prompt.fact for prompt in prompts))
+    parts = split_facts(usable, split, heldout=heldout, seed=seed)
     done = run(
         model,
-        split_facts(usable, split, heldout=heldout, seed=seed),
+        parts,
         out,
         template=template,
         steps=steps,
@@ -157,6 +161,8 @@ def finetune(
     name = f"{done.base}+{out}" if lora_rank else str(out)
     if dropped:
         print(f"Dropped of {len(chosen)} facts: {', '.join(f'{n} ({why})' for why, n in dropped.items())}.")
+    sizes = {part: len(getattr(parts, part)) for part in ("train", "validation", "heldout")}
+    print(f"Facts: {', '.join(f'{n} {part}' for part, n in sizes.items())}, {parts.left_out} left out.")
     print(f"Best checkpoint: step {done.best_step}, validation loss {loss:.3f} nats a token; it is {out} itself.")
     print(
         f"Next: attnbalance curve base={done.base} finetuned={name} --facts {out / 'heldout.jsonl'} --recall --out ..."

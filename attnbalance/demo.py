@@ -87,7 +87,7 @@ def _compare(
     """The base and the runs, asked about the held-out subjects, which all splits of one seed share."""
     specs = [ModelSpec("base", str(base)), *(ModelSpec(label, str(run.path)) for label, run in runs.items())]
     prompts, _ = usable_prompts(split.heldout, specs, HOW, skip_bad=False)
-    shortcuts = {"base": runs["FT-Whole"].shortcuts}
+    shortcuts = runs["FT-Whole"].shortcuts
     measured = measure_all(specs, prompts, HOW, work, shortcuts, progress)
     statements = statement_prompts(split.heldout)
     (stated,) = measure_all(specs[:1], statements, HOW, work / "statements", progress=progress)

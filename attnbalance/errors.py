@@ -16,12 +16,12 @@ class DataError(AttnBalanceError):
 class BadRowsError(DataError):
     """Some rows of an otherwise good set cannot be used; `indices` says which, so that a caller may drop them.
 
-    The message gives the number of bad rows and the first three of them.
+    The message gives the number of bad rows and the first three of them, counted from 1 among those that were used.
     """
 
     def __init__(self, what: str, bad: Sequence[tuple[int, str]], total: int, remedy: str) -> None:
         """`bad` holds (index into the set, what is wrong with that row) in order; `total` is the size of the set."""
-        shown = "\n".join(f"  row {index}: {problem}" for index, problem in bad[:3])
+        shown = "\n".join(f"  row {index + 1}: {problem}" for index, problem in bad[:3])
         super().__init__(f"{len(bad)} of {total} {what}:\n{shown}\n{remedy}")
         self.indices = tuple(index for index, _ in bad)
         self.what = what

@@ -143,20 +143,21 @@ def measure_all(
     prompts: Sequence[Prompt],
     how: How,
     work: Path,
-    shortcuts: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
+    shortcuts: Mapping[str, Sequence[str]] | None = None,
     progress: bool = False,
 ) -> tuple[Measured, ...]:
     """Measure each model on the prompts; what was measured before of the same weights and prompts is read from `work`.
 
-    `shortcuts` gives, by label, each relation's most frequent training answer; a label without takes those that its own
-    run recorded, or else the most frequent answers of the prompts' facts.
+    `shortcuts` gives each relation's most frequent training answer, the same for all labels, so that their rates can be
+    compared: by default those that the first model made by `finetune` recorded, or else, where nothing is known of
+    training, the most frequent answers of the prompts' facts. The sources of the result say which.
     """
     check_labels(specs)
     examples = random.Random(how.seed).sample(range(len(prompts)), min(EXAMPLES, len(prompts)))  # noqa: S311
     chosen = [prompts[i] for i in sorted(examples)]
+    short, origin = _shortcuts(specs, prompts, shortcuts)
     measured = []
     for number, spec in enumerate(specs):
-        short, origin = _shortcuts(spec, prompts, (shortcuts or {}).get(spec.label))
         key = _key(spec, prompts, how, short)
         folder = work / f"measured-{number}"
         one = _load(folder, key)
@@ -168,13 +169,14 @@ def measure_all(
 
 
 def _shortcuts(
-    spec: ModelSpec, prompts: Sequence[Prompt], given: Mapping[str, Sequence[str]] | None
+    specs: Sequence[ModelSpec], prompts: Sequence[Prompt], given: Mapping[str, Sequence[str]] | None
 ) -> tuple[dict[str, list[str]], str]:
-    recorded = spec.run.get("shortcuts")
-    if given is None and isinstance(recorded, dict):
-        return recorded, "the run's own training facts"
+    recorded = [(spec.label, spec.run.get("shortcuts")) for spec in specs]
+    known = [(label, found) for label, found in recorded if isinstance(found, dict)]
     if given is not None:
         return {relation: list(answers) for relation, answers in given.items()}, "the training facts"
+    if known:
+        return known[0][1], f"the training facts of {known[0][0]}"
     asked = FactSet(tuple(prompt.fact for prompt in prompts)).most_frequent_answers()
     return {relation: list(answers) for relation, answers in asked.items()}, "the facts asked about"
 

@@ -88,7 +88,9 @@ def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
     found, wanted = dict(marker.get("config", {})), _as_json(config)
     differing = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
     if differing:
-        shown = "; ".join(f"{name} is {found.get(name)!r} there, {wanted.get(name)!r} here" for name in differing[:5])
+        shown = "; ".join(
+            f"{name} is {_brief(found.get(name))} there, {_brief(wanted.get(name))} here" for name in differing[:5]
+        )
         raise OutputError(
             f"output {out} holds a {kind} with other settings: {shown}. Name a new folder, or remove that one"
         )
@@ -138,6 +140,12 @@ def _as_json(config: Mapping[str, object]) -> dict[str, object]:
 def _is_leftover(path: Path) -> bool:
     """Whether a file or folder is what a killed `replacing` leaves."""
     return path.name.startswith(".") and path.suffix in (".tmp", ".old")
+
+
+def _brief(value: object) -> str:
+    """A setting, cut where it is long: enough to tell which it is."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _some(names: list[str]) -> str:

@@ -54,7 +54,7 @@ def test_an_equals_sign_belongs_to_a_path_that_exists(tmp_path: Path, monkeypatc
 
 def test_bad_facts_are_refused_with_the_count_and_the_first_rows(llama_folder: Path) -> None:
     facts = FactSet((*FACTS, TWICE, TWICE))
-    with pytest.raises(BadRowsError, match=r"2 of 11 questions(.|\n)*row 9: subject 'Anna' occurs 2 times"):
+    with pytest.raises(BadRowsError, match=r"2 of 11 questions(.|\n)*row 10: subject 'Anna' occurs 2 times"):
         usable_prompts(facts, [ModelSpec("a", str(llama_folder))], HOW, skip_bad=False)
 
 
@@ -126,4 +126,4 @@ def test_the_shortcuts_that_a_run_recorded_are_used(llama_folder: Path, tmp_path
     ]
     assert list(run.recall.shortcut) == expected
     assert any(expected)
-    assert run.source["shortcuts_from"] == "the run's own training facts"
+    assert run.source["shortcuts_from"] == "the training facts of a"

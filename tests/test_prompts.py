@@ -56,10 +56,10 @@ def test_absent_double_and_overlapping_subjects_are_counted_and_the_first_three_
         make_prompts([FACTS[0], *bad])
     message = str(caught.value)
     assert message.startswith("4 of 5 questions do not hold their subject exactly once")
-    assert "row 1: subject 'Peru' occurs 0 times" in message
-    assert "row 2: subject 'Paris' occurs 2 times" in message
-    assert "row 3: subject 'aa' occurs 2 times" in message
-    assert "row 4" not in message
+    assert "row 2: subject 'Peru' occurs 0 times" in message
+    assert "row 3: subject 'Paris' occurs 2 times" in message
+    assert "row 4: subject 'aa' occurs 2 times" in message
+    assert "row 5" not in message
     assert "--skip-bad" in message
     assert caught.value.indices == (1, 2, 3, 4)
 

@@ -33,7 +33,8 @@ def load_own(path: str | Path) -> FactSet:
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             if {"subj", "prop", "obj"} <= set(row):
                 hint = f"; this looks like PopQA: write popqa:{path}"
-            raise DataError(f"{where}: unknown column {unknown[0]!r}{hint}; a facts file has {', '.join(known)}")
+            names = ", ".join(map(repr, unknown))
+            raise DataError(f"{where}: unknown column {names}{hint}; a facts file has only {', '.join(known)}")
         missing = [column for column in REQUIRED if row.get(column) in (None, "", [])]
         if missing:
             raise DataError(f"{where}: no {missing[0]!r}; a facts file needs {', '.join(REQUIRED)} in every row")

@@ -106,6 +106,7 @@ def _accuracy(comparison: Comparison) -> dict[str, object]:
             )
         ),
         "shortcuts": [recall.shortcut_rate(seed) for _, recall in known],
+        "shortcuts_from": comparison.measured[0].source.get("shortcuts_from") or "the training facts",
         "paired": paired[0] is not None,
     }
 

@@ -164,7 +164,7 @@ def _attention_clause(comparison: Comparison, lower: str, higher: str) -> _Claus
     more = [i for i, low in enumerate(difference.low) if low > 0]
     where = {
         name: _where(difference, curves[lower], curves[higher], places)
-        for name, places in (("less", less), ("more", more))
+        for name, places in sorted((("less", less), ("more", more)), key=lambda way: -len(way[1]))
         if places
     }
     if not where:

@@ -43,7 +43,7 @@ def test_the_span_comes_from_the_relations_own_question(tmp_path: Path) -> None:
 def test_a_question_of_another_form_is_searched_and_refused_where_the_subject_is_absent(tmp_path: Path) -> None:
     facts = load_popqa(written(tmp_path, ROW | {"question": "Paris rules which land?"}, ROW | {"question": "Which?"}))
     assert [fact.subject_start for fact in facts] == [None, None]
-    with pytest.raises(BadRowsError, match=r"1 of 2(.|\n)*row 1: subject 'Paris' occurs 0 times in 'Which\?'"):
+    with pytest.raises(BadRowsError, match=r"1 of 2(.|\n)*row 2: subject 'Paris' occurs 0 times in 'Which\?'"):
         make_prompts(facts)
 
 

@@ -104,7 +104,7 @@ def test_the_table_of_differences_holds_the_numbers_of_the_comparison(tmp_path):
 
 def test_the_table_of_accuracies_holds_hand_counted_numbers(tmp_path):
     head, everything, *fifths, shortcut = _page(a_comparison(ATTENTION, CORRECT), tmp_path).tables["accuracy"]
-    assert head == ["", "popularity", "top", "bottom", "difference (points)", "p", "differs"]
+    assert head == ["", "popularity", "top", "bottom", "top − bottom (points)", "p", "differs"]  # noqa: RUF001
     assert [cell.split("%")[0] for cell in everything[2:4]] == ["75.0", "25.0"]
     assert everything[4].startswith("+50.0 [")
     assert everything[5] == "1.9e-06"
