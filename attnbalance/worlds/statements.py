@@ -87,7 +87,7 @@ class World:
 
         The form "The {relation} of {subject} is {answer}." and forms of quite another shape both occur, and the
         prefix moves them about: with a single form at a fixed place, small models store facts that no question can
-        bring back (measured; see benchmarks).
+        bring back.
         """
         rng = random.Random(seed)  # noqa: S311
         drawn = rng.choices(self.facts.facts, self.weights, k=count)
