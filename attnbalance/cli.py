@@ -43,6 +43,24 @@ app = typer.Typer(
     epilog="Start with `attnbalance demo`. SOURCE is `popqa` (from the Hub), `popqa:PATH`, or PATH of your own facts.",
 )
 
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("attnbalance"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
 Out = Annotated[Path, typer.Option(help="Folder for the results: new, empty, or one to go on with (same settings).")]
 Facts = Annotated[
     str,

@@ -73,12 +73,17 @@ def parse_spec(text: str) -> ModelSpec:
         label, path = Path(text.partition("+")[0]).name, text
     if not label or not path:
         raise DataError(f"expected LABEL=MODEL or LABEL=MODEL+ADAPTER, got {text!r}")
-    if Path(path).exists() or "+" not in path:
-        return ModelSpec(label, path)
+    if Path(_home(path)).exists() or "+" not in path:
+        return ModelSpec(label, _home(path))
     model, _, adapter = path.rpartition("+")
     if not model or not adapter:
         raise DataError(f"expected LABEL=MODEL+ADAPTER, got {text!r}")
-    return ModelSpec(label, model, adapter)
+    return ModelSpec(label, _home(model), _home(adapter))
+
+
+def _home(path: str) -> str:
+    """The path with `~` expanded, which a shell does at the beginning of a word only."""
+    return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def check_labels(specs: Sequence[ModelSpec]) -> None:

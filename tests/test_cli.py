@@ -173,3 +173,7 @@ def test_control_c_gives_one_message_and_code_2(tmp_path: Path) -> None:
     assert process.returncode == 2
     assert "error: interrupted; run the same command again to go on" in message
     assert "Traceback" not in message
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert said("--version") == (0, "0.1.0\n")

@@ -127,3 +127,8 @@ def test_the_shortcuts_that_a_run_recorded_are_used(llama_folder: Path, tmp_path
     assert list(run.recall.shortcut) == expected
     assert any(expected)
     assert run.source["shortcuts_from"] == "the training facts of a"
+
+
+def test_a_home_folder_is_found_behind_a_label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse_spec("a=~/model+~/adapter") == ModelSpec("a", f"{tmp_path}/model", f"{tmp_path}/adapter")

@@ -61,9 +61,11 @@ class Schedule:
         }
         counts |= {"patience": 1 if self.patience is None else self.patience}
         low = [f"{name} {value}" for name, value in counts.items() if value < 1]
-        if low or not self.learning_rate > 0 or self.weight_decay < 0:
-            what = ", ".join(low) or f"learning rate {self.learning_rate}, weight decay {self.weight_decay}"
-            raise DataError(f"steps, sizes and patience are at least 1, rates positive; got {what}")
+        if low:
+            raise DataError(f"steps, sizes and patience are at least 1; got {', '.join(low)}")
+        if not self.learning_rate > 0 or self.weight_decay < 0:
+            what = f"{self.learning_rate} and {self.weight_decay}"
+            raise DataError(f"the learning rate is above 0 and weight decay at least 0; got {what}")
 
 
 def train(

@@ -76,8 +76,16 @@ class Comparison:
         The intervals hold for all layers together (Bonferroni: each has confidence 1 - 0.05 / number of layers), so
         that "some layer differs" may be read off them. Raises `DataError` for models of different depth or heads.
         """
-        paired = difference(self[a].attention, self[b].attention)
-        return layer_curve(paired, confidence=1 - 0.05 / len(paired.layers), seed=self.seed)
+        if (a, b) not in self._differences:
+            paired = difference(self[a].attention, self[b].attention)
+            confidence = 1 - 0.05 / len(paired.layers)
+            self._differences[a, b] = layer_curve(paired, confidence=confidence, seed=self.seed)
+        return self._differences[a, b]
+
+    @cached_property
+    def _differences(self) -> dict[tuple[str, str], Curve]:
+        """Kept, as the curves are."""
+        return {}
 
     def accuracy_difference(self, a: str, b: str, quintile: int | None = None) -> PairedAccuracy | None:
         """The paired difference a - b in accuracy, over all prompts or on one fifth by popularity (0: most popular).

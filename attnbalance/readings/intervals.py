@@ -57,6 +57,10 @@ def mean_intervals(
     clusters. Other confidences take the t quantile of their own over the same 95% ends, because the far tails of the
     resamples rest on a few draws. An end may lie outside the range of the values. Below `MIN_CLUSTERS` clusters there
     is no interval (NaN).
+
+    For means of columns that do not differ, 3 to 8% of sets of columns have some interval that excludes the truth
+    (simulated: normal values, 5 to 100 clusters, each column at 1 - 0.05 / columns); for very skewed values and few
+    clusters it is more (16% with exponential values, 20 clusters, 8 columns).
     """
     table = np.asarray(values, dtype=float)
     names, inverse = np.unique(np.asarray(clusters), return_inverse=True)

@@ -136,6 +136,8 @@ def _accuracy_clause(comparison: Comparison, a: str, b: str) -> _Clause:
         return _Clause(
             "unknown", f"{a} and {b} answer {both} of {of} right (n = {found.n:,}, {FEW}: no interval)", b, a
         )
+    if not any(sum(recall.at(names).correct) for recall in (first, second)):
+        return _Clause("level", f"neither {a} nor {b} answers any of {of} right (n = {found.n:,})", b, a)
     if not paired.differs:
         text = f"{a} and {b} do not differ measurably in accuracy on {of} ({both}, "
         return _Clause("level", f"{text}difference {points(found)}, {sure}", b, a)

@@ -276,7 +276,7 @@ def test_a_loss_that_is_no_number_names_its_step(llama, tmp_path):
     ("changes", "error", "message"),
     [
         ({"steps": 0}, DataError, "steps 0"),
-        ({"learning_rate": 0.0}, DataError, "learning rate 0.0"),
+        ({"learning_rate": 0.0}, DataError, "learning rate is above 0"),
         ({"batch_size": 8, "accumulate": 3}, DataError, "cannot be shared"),
         ({"template": "{nothing}"}, DataError, "field {nothing}"),
     ],

@@ -181,3 +181,8 @@ def test_smaller_sentences_hold_the_numbers_of_their_section():
     assert "top alone is right on 30, bottom alone on 0 (exact McNemar p = 1.9e-09)" in said  # 2 * 0.5 ** 30
     assert "], so the two differ. top alone" in said
     assert difference_sentence(replace(made, pair=None)) == ""
+
+
+def test_two_models_that_answer_nothing_right_are_said_to():
+    text = headline(a_comparison(LESS, {"top": [False] * N, "bottom": [False] * N}))
+    assert text.startswith("neither top nor bottom answers any of the most popular fifth of questions right (n = 8)")
