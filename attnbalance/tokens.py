@@ -84,6 +84,28 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
     return result
 
 
+def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
+    """The tokens of each prompt's first answer behind the prompt, a space between them, without special tokens.
+
+    Raises `BadRowsError` where the tokenizer merges the end of a prompt with the answer.
+    """
+    answers, bad = [()] * len(encodings), []
+    for special in (False, True):
+        chosen = [i for i, one in enumerate(encodings) if one.prompt.has_special_tokens == special]
+        joined = [f"{one.prompt.text} {one.prompt.fact.answer}" for one in (encodings[i] for i in chosen)]
+        found = _tokenize(joined, tokenizer, add_special_tokens=not special) if chosen else []
+        for i, text, (whole, _) in zip(chosen, joined, found, strict=True):
+            size = len(encodings[i].ids)
+            if tuple(whole[:size]) != encodings[i].ids:
+                bad.append((i, f"{text!r} does not begin with the tokens of its prompt"))
+            answers[i] = tuple(whole[size:])
+    if bad:
+        raise BadRowsError(
+            "prompts merge with their answer", bad, len(encodings), "end the template differently, e.g. with ':'"
+        )
+    return answers
+
+
 def pad(encodings: Sequence[Encoding], pad_id: int = 0, padding_side: str = "left") -> PromptBatch:
     """Put encodings into one batch; any `pad_id` does, since padding is masked.
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
-from attnbalance.errors import BadRowsError, DataError
+from attnbalance.errors import DataError
 from attnbalance.facts import Fact
 from attnbalance.prompts import Template, make_prompts
-from attnbalance.tokens import encode
+from attnbalance.tokens import encode, encode_answers
 
 IGNORED = -100
 """The label of a token that carries no loss (Hugging Face's convention)."""
@@ -41,19 +41,10 @@ def make_examples(
         raise DataError("expected facts to make examples of, got none")
     encodings = encode(make_prompts(facts, template), tokenizer)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    texts = [f"{encoding.prompt.text} {encoding.prompt.fact.answer}" for encoding in encodings]
-    examples, bad = [], []
-    for index, (encoding, whole) in enumerate(zip(encodings, tokenizer(texts)["input_ids"], strict=True)):
-        prompt = list(encoding.ids)
-        answer = whole[len(prompt) : len(whole) - 1 if whole[-1:] == end else len(whole)] + end
-        if whole[: len(prompt)] != prompt:
-            bad.append((index, f"{texts[index]!r} does not begin with the tokens of its prompt"))
-        examples.append(Example((*prompt, *answer), (*([IGNORED] * len(prompt)), *answer)))
-    if bad:
-        raise BadRowsError(
-            "prompts merge with their answer", bad, len(examples), "end the template differently, e.g. with ':'"
-        )
-    return examples
+    return [
+        Example((*one.ids, *answer, *end), (*([IGNORED] * len(one.ids)), *answer, *end))
+        for one, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True)
+    ]
 
 
 def collate(examples: Sequence[Example], pad_id: int = 0) -> dict[str, Int[Tensor, "example position"]]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from attnbalance.errors import DataError, ModelError
+from attnbalance.models.edits import Edit, edited
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
 from attnbalance.prompts import Prompt
@@ -48,12 +49,18 @@ def _stops(model: HookedModel) -> list[int]:
 
 @torch.no_grad()
 def generate(
-    model: HookedModel, prompts: Sequence[Prompt], *, max_new_tokens: int, batch_size: int, progress: bool = False
+    model: HookedModel,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    batch_size: int,
+    edit: Edit | None = None,
+    progress: bool = False,
 ) -> list[str]:
     """The text that the model puts behind each prompt, greedily, without special tokens, in the order of the prompts.
 
     The model's own generation settings (sampling, penalties, lengths) are set aside; an answer ends at the model's
-    end-of-sequence tokens and at the tokenizer's.
+    end-of-sequence tokens and at the tokenizer's. `edit` changes the attention row of each prompt's last token.
     """
     from tqdm import tqdm
 
@@ -75,12 +82,13 @@ def generate(
         for group in batches(encodings, batch_size):
             batch = pad([encodings[i] for i in group], model.pad_id)
             check_vocabulary(model.model, batch.input_ids, model.name)
-            found = base.generate(  # pyright: ignore[reportCallIssue]
-                input_ids=batch.input_ids.to(model.device),
-                attention_mask=(batch.attention_mask != 0).long().to(model.device),
-                generation_config=settings,
-                logits_processor=LogitsProcessorList([_RefuseNaN(model.name)]),
-            )
+            with nullcontext() if edit is None else edited(model, edit(batch)):
+                found = base.generate(  # pyright: ignore[reportCallIssue]
+                    input_ids=batch.input_ids.to(model.device),
+                    attention_mask=(batch.attention_mask != 0).long().to(model.device),
+                    generation_config=settings,
+                    logits_processor=LogitsProcessorList([_RefuseNaN(model.name)]),
+                )
             for i, ids in zip(group, found[:, batch.input_ids.shape[1] :].tolist(), strict=True):
                 end = next((place for place, token in enumerate(ids) if token in stops), len(ids))
                 answers[i] = str(model.tokenizer.decode(ids[:end], skip_special_tokens=True))

@@ -34,6 +34,7 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     query_index: Tensor | None = None,
+    row_edit: Callable[[int, Tensor], Tensor] | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor | None]:
     """The model's own attention output, and the row of `query_index` [prompt] as float32 [prompt, head, position].
@@ -41,15 +42,47 @@ def attention(
     Called by transformers, with query [prompt, head, query, d_head] and key and value [prompt, kv_head, position,
     d_head] after rotary embedding and normalisation. Without `query_index` (as in generation) there is no row. The
     output is that of SDPA; of the family's eager attention where SDPA cannot express it (softcap, attention sinks).
+    `row_edit` changes the last query's row (see `models.edits`); the row returned is the model's own.
     Not checked by jaxtyping at run time, so that it can be compiled.
     """
     row = None
     if query_index is not None:
         row = query_row(module, query, key, attention_mask, query_index, **kwargs)  # pyright: ignore[reportArgumentType]
+    shift = None
+    if row_edit is not None and query.shape[2] == key.shape[2]:  # whole prompts, not the steps of generation
+        shift = _shift(module, query, key, value, attention_mask, row_edit, **kwargs)
     kwargs.pop("output_attentions", None)
     if kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None:
-        return _family_attention(module, query, key, value, attention_mask, **kwargs), row
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0], row  # pyright: ignore[reportArgumentType]
+        output = _family_attention(module, query, key, value, attention_mask, **kwargs)
+    else:
+        output = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]  # pyright: ignore[reportArgumentType]
+    if shift is not None:
+        output = torch.cat([output[:, :-1], output[:, -1:] + shift[:, None].to(output.dtype)], dim=1)
+    return output, row
+
+
+def _shift(
+    module: Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    row_edit: Callable[[int, Tensor], Tensor],
+    **kwargs: object,
+) -> Tensor:
+    """What an edit adds to the attention output at the last query, [prompt, head, d_head].
+
+    (edited row - own row) @ values: exactly zero where the edit changes nothing, so that the output stays the kernel's
+    own to the last bit.
+    """
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise ModelError(f"{type(module).__name__} does not say its layer number: its rows cannot be edited")
+    last = torch.full((len(query),), query.shape[2] - 1, device=query.device)
+    row = query_row(module, query, key, attention_mask, last, **kwargs)  # pyright: ignore[reportArgumentType]
+    change = row_edit(layer, row) - row
+    values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return torch.einsum("bhk,bhkd->bhd", change, values.to(change.dtype))
 
 
 def query_row(

@@ -11,6 +11,7 @@ from scipy import stats
 
 from attnbalance.errors import DataError
 from attnbalance.facts import FactSet
+from attnbalance.models.edits import Edit
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.prompts import Prompt
@@ -171,15 +172,19 @@ def recall(
     *,
     max_new_tokens: int = 10,
     batch_size: int = 64,
+    edit: Edit | None = None,
     progress: bool = False,
 ) -> Recall:
     """Ask the model every prompt, by greedy generation of up to `max_new_tokens` tokens, and score what it says.
 
     `shortcuts` maps each relation to the accepted forms of its most frequent training answer; by default the most
-    frequent answer among the prompts' own facts stands in for it. Raises `BadRowsError` for prompts that, with the
+    frequent answer among the prompts' own facts stands in for it. `edit` changes the attention row of each prompt's last
+    token (see `models.edits`), which is how steering and transplants are tested. Raises `BadRowsError` for prompts that, with the
     answer, are longer than the model's positions; `ModelError` for logits that are not numbers.
     """
     if shortcuts is None:
         shortcuts = FactSet(tuple(prompt.fact for prompt in prompts)).most_frequent_answers()
-    outputs = generate(model, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size, progress=progress)
+    outputs = generate(
+        model, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size, edit=edit, progress=progress
+    )
     return score(prompts, outputs, shortcuts)
