@@ -89,7 +89,8 @@ def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizer
 
     Raises `BadRowsError` where the tokenizer merges the end of a prompt with the answer.
     """
-    answers, bad = [()] * len(encodings), []
+    answers: list[tuple[int, ...]] = [()] * len(encodings)
+    bad = []
     for special in (False, True):
         chosen = [i for i, one in enumerate(encodings) if one.prompt.has_special_tokens == special]
         joined = [f"{one.prompt.text} {one.prompt.fact.answer}" for one in (encodings[i] for i in chosen)]

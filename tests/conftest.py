@@ -14,9 +14,12 @@ from jaxtyping import install_import_hook
 
 TYPED = (
     "attnbalance.tokens",
+    "attnbalance.models.bridge",
+    "attnbalance.models.edits",
     "attnbalance.models.forward",
     "attnbalance.models.generate",
     "attnbalance.models.hooked",
+    "attnbalance.models.parts",
     "attnbalance.readings",
     "attnbalance.finetune.examples",
     "attnbalance.finetune.trainer",

@@ -40,7 +40,7 @@ def make_examples(
     if not len(facts):
         raise DataError("expected facts to make examples of, got none")
     encodings = encode(make_prompts(facts, template), tokenizer)
-    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    end = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
     return [
         Example((*one.ids, *answer, *end), (*([IGNORED] * len(one.ids)), *answer, *end))
         for one, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True)

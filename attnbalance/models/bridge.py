@@ -19,7 +19,7 @@ from attnbalance.models.forward import base_of, position_limit
 from attnbalance.models.hooked import HookedModel
 
 TOLERANCE = 1e-4
-"""Largest difference, relative to the largest entry, between a head output made from the weights and the model's own."""
+"""Largest difference, relative to the largest entry, between head outputs from the weights and the model's own."""
 
 LARGE = 1e3
 """Entries of the vectors that a norm is probed with: its epsilon is then lost in rounding."""
@@ -52,7 +52,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Norm:
-    """A layer norm or RMS norm as the map (x - mean) * gain / scale + bias; without one (None in the model) identity."""
+    """A layer norm or RMS norm as the map (x - mean) * gain / scale + bias; the identity where a model has none."""
 
     gain: Float[Tensor, " d_model"]
     bias: Float[Tensor, " d_model"]
@@ -62,7 +62,7 @@ class Norm:
     def backward(
         self, direction: Float[Tensor, "prompt d_model"], scale: Float[Tensor, " prompt"]
     ) -> tuple[Float[Tensor, "prompt d_model"], Float[Tensor, " prompt"]]:
-        """The direction before the norm that reads what `direction` reads behind it, and a constant, at frozen scale."""
+        """The direction before the norm that reads what `direction` reads behind it at this scale, and a constant."""
         if self.identity:
             return direction, direction.new_zeros(len(direction))
         scaled = direction * self.gain / scale[:, None]
@@ -70,9 +70,7 @@ class Norm:
             scaled = scaled - scaled.mean(dim=-1, keepdim=True)
         return scaled, direction @ self.bias
 
-    def scale(
-        self, x: Float[Tensor, "prompt d_model"], y: Float[Tensor, "prompt d_model"]
-    ) -> Float[Tensor, " prompt"]:
+    def scale(self, x: Float[Tensor, "prompt d_model"], y: Float[Tensor, "prompt d_model"]) -> Float[Tensor, " prompt"]:
         """The scale by which the norm divided x to give y, whatever its epsilon (least squares over the entries)."""
         if self.identity:
             return x.new_ones(len(x))
@@ -149,10 +147,9 @@ class BridgedModel:
 
 
 def merged(model: HookedModel) -> Module:
-    """A copy of the transformers model in which adapters are merged into the weights; the user's object stays as it is."""
+    """A copy of the transformers model with adapters merged into the weights; the user's object stays as it is."""
     twin = copy.deepcopy(model.model)
-    merge = getattr(twin, "merge_and_unload", None)
-    return merge() if callable(merge) else twin
+    return twin.merge_and_unload() if hasattr(twin, "merge_and_unload") else twin  # pyright: ignore
 
 
 @torch.no_grad()
@@ -163,10 +160,10 @@ def bridge_of(model: HookedModel) -> BridgedModel:
     layers without attention (state-space models), and where values, output weights or logits do not reproduce what the
     model computes (by more than `TOLERANCE`, relative to the largest entry).
     """
-    twin = base_of(merged(model)).float().eval()
+    twin = base_of(merged(model)).float().eval().requires_grad_(False)
     config = copy.deepcopy(twin.config)
     try:
-        bridge = _build(twin, config)
+        bridge = build(twin, config)
         layers = tuple(range(len(bridge.blocks)))
         weights = _weights(bridge)
     except ModelError:
@@ -183,7 +180,7 @@ def bridge_of(model: HookedModel) -> BridgedModel:
     return bridged
 
 
-def _build(twin: Module, config: object) -> Any:
+def build(twin: Module, config: object) -> Any:
     """The bridge, without the notices that TransformerLens prints and logs."""
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
@@ -263,7 +260,9 @@ def _check(bridged: BridgedModel) -> None:
     names += [f"blocks.{i}.ln1_post.hook_in" for i in bridged.layers if hasattr(bridged.bridge.blocks[i], "ln1_post")]
     logits, kept = bridged.run(ids, torch.ones_like(ids), dict.fromkeys(names, lambda x: x))
     own = base(input_ids=ids.to(base.device), use_cache=False).logits.float().to(logits.device)
-    coarse = 1.0 if base.dtype in (torch.float32, torch.float64) else 1e3  # the model's own logits are rounded to 16 bits
+    coarse = (
+        1.0 if base.dtype in (torch.float32, torch.float64) else 1e3
+    )  # the model's own logits are rounded to 16 bits
     _same(bridged.name, "logits", logits, own, coarse)
     for i in bridged.layers:
         at = f"blocks.{i}."

@@ -31,7 +31,7 @@ def edited(model: HookedModel, row_edit: RowEdit) -> Iterator[None]:
 
     Prompts must be padded on the left, so that their last token is the last position. In generation the edit acts on
     the prompt's last token, whose keys and values stay as it left them; the tokens that follow attend by themselves.
-    Everything else runs on the model's own kernel. Raises `ModelError` for a model that is read through eager attention.
+    Everything else runs on the model's own kernel. Raises `ModelError` for a model read through eager attention.
     """
     if model.kernel != "sdpa":
         raise ModelError(

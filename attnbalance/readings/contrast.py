@@ -79,17 +79,21 @@ def make_contrasts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
     """
     encodings = encode(prompts, tokenizer)
     answers = encode_answers(encodings, tokenizer)
+    end = (
+        tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else 0
+    )  # of an answer that others go on from
     rows: dict[str, list[int]] = {}
     for i, prompt in enumerate(prompts):
         rows.setdefault(prompt.fact.relation, []).append(i)
-    candidates, answer, others, ambiguous = {}, [0] * len(prompts), [()] * len(prompts), 0
+    candidates, answer, ambiguous = dict[str, tuple[int, ...]](), [0] * len(prompts), 0
+    others: list[tuple[int, ...]] = [()] * len(prompts)
     alone: list[tuple[int, str]] = []
     for relation, places in rows.items():
         shared = _shared([answers[i] for i in places])
         if shared is None:
             alone += [(i, f"relation {relation!r} has the one answer {prompts[i].fact.answer!r}") for i in places]
             continue
-        firsts = {i: answers[i][shared] if len(answers[i]) > shared else tokenizer.eos_token_id for i in places}
+        firsts = {i: answers[i][shared] if len(answers[i]) > shared else end for i in places}
         candidates[relation] = tuple(dict.fromkeys(firsts.values()))
         place = {token: k for k, token in enumerate(candidates[relation])}
         spelled = {prompts[i].fact.answer: place[firsts[i]] for i in places}

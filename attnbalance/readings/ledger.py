@@ -71,9 +71,7 @@ class Ledger:
         return self.spans[role]
 
 
-def read_ledger(
-    model: BridgedModel, contrasts: Contrasts, *, batch_size: int = 32, progress: bool = False
-) -> Ledger:
+def read_ledger(model: BridgedModel, contrasts: Contrasts, *, batch_size: int = 32, progress: bool = False) -> Ledger:
     """The ledger of every prompt, in the order of the contrasts.
 
     Holds two numbers for each prompt, layer, head and position. Raises `ModelError` where entries do not add up to the
@@ -198,4 +196,6 @@ def _joined(parts: list[Ledger], order: Tensor, contrasts: Contrasts) -> Ledger:
         for role in roles
     }
     names = ("contrast", "embedding", "rows", "stored", "bias", "mlp", "constant")
-    return Ledger(**{name: join(name) for name in names}, spans=spans, layers=parts[0].layers, encodings=contrasts.encodings)
+    return Ledger(
+        **{name: join(name) for name in names}, spans=spans, layers=parts[0].layers, encodings=contrasts.encodings
+    )

@@ -178,9 +178,9 @@ def recall(
     """Ask the model every prompt, by greedy generation of up to `max_new_tokens` tokens, and score what it says.
 
     `shortcuts` maps each relation to the accepted forms of its most frequent training answer; by default the most
-    frequent answer among the prompts' own facts stands in for it. `edit` changes the attention row of each prompt's last
-    token (see `models.edits`), which is how steering and transplants are tested. Raises `BadRowsError` for prompts that, with the
-    answer, are longer than the model's positions; `ModelError` for logits that are not numbers.
+    frequent answer among the prompts' own facts stands in for it. `edit` changes the attention row of each prompt's
+    last token (see `models.edits`), which is how steering and transplants are tested. Raises `BadRowsError` for prompts
+    that, with the answer, are longer than the model's positions; `ModelError` for logits that are not numbers.
     """
     if shortcuts is None:
         shortcuts = FactSet(tuple(prompt.fact for prompt in prompts)).most_frequent_answers()

@@ -1,0 +1,159 @@
+"""Which weights do what: attention (W_Q, W_K), values (W_V, W_O), MLPs and the rest, in any family, fused or not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from torch.nn import Module
+
+from attnbalance.errors import DataError, ModelError
+from attnbalance.models.bridge import build, merged
+from attnbalance.models.forward import base_of
+from attnbalance.models.hooked import HookedModel
+
+PARTS = ("attention", "values", "mlp", "rest")
+"""attention: W_Q, W_K, their biases and norms, sinks: all that makes a row of a residual stream. values: W_V, W_O. mlp:
+the MLPs. rest: embeddings, unembedding, and the norms of the residual stream."""
+
+
+def weight_parts(model: HookedModel) -> dict[str, Mapping[str, Bool[Tensor, ...]]]:
+    """For each of `PARTS`, the parameters of the merged model that belong to it, each with a mask of its entries.
+
+    Fused projections (GPT-2's c_attn, GPT-NeoX's query_key_value, Phi-3's qkv_proj) are told apart without a table of
+    layouts: their entries are numbered, and TransformerLens' W_Q, W_K and W_V of such a model show where each one goes.
+    Raises `ModelError` where some layer's projections cannot be found in this way.
+    """
+    twin = base_of(merged(model)).requires_grad_(False)
+    own = dict(twin.named_parameters())
+    numbered = _number(twin)
+    bridge = build(twin, copy.deepcopy(twin.config))
+    masks = {part: {} for part in PARTS}
+    for i, block in enumerate(bridge.blocks):
+        taken = {"attention": _numbers(block.attn, ("q", "k")), "values": _numbers(block.attn, ("v", "o"))}
+        if not all(len(found) for found in taken.values()):
+            raise ModelError(f"{model.name}: the queries, keys and values of layer {i} cannot be told apart")
+        _mark(masks, own, numbered, taken)
+        inside = {id(parameter) for parameter in getattr(block, "mlp", torch.nn.Module()).parameters()}
+        for name, parameter in own.items():
+            if id(parameter) in inside:
+                masks["mlp"][name] = torch.ones(parameter.shape, dtype=torch.bool)
+    for name, parameter in own.items():
+        covered = torch.zeros(parameter.shape, dtype=torch.bool)
+        for part in PARTS:
+            covered |= masks[part].get(name, covered)
+        left = "attention" if name in numbered else "rest"
+        if not bool(covered.all()):
+            masks[left][name] = ~covered | masks[left].get(name, torch.zeros_like(covered))
+    return {part: dict(found) for part, found in masks.items()}
+
+
+def transplant_weights(into: HookedModel, source: HookedModel, parts: Collection[str]) -> HookedModel:
+    """A merged copy of one model with some of its `PARTS` taken from another; neither of the two is changed.
+
+    Its own weights, transplanted, leave a model's outputs as they are to the last bit. Raises `DataError` for a part
+    that does not exist, `ModelError` for models of different shapes.
+    """
+    return transplants(into, source, weight_parts(into), [tuple(parts)])[0]
+
+
+def transplants(
+    into: HookedModel,
+    source: HookedModel,
+    masks: Mapping[str, Mapping[str, Bool[Tensor, ...]]],
+    combinations: Collection[Collection[str]],
+) -> list[HookedModel]:
+    """`transplant_weights` for several combinations of parts, the masks of `weight_parts` made once."""
+    check_shapes(into, source)
+    other = dict(base_of(merged(source)).named_parameters())
+    result = []
+    for parts in combinations:
+        unknown = sorted(set(parts) - set(PARTS))
+        if unknown:
+            raise DataError(f"no part {unknown[0]!r} of the weights; there are {', '.join(PARTS)}")
+        twin = merged(into)
+        with torch.no_grad():
+            for name, parameter in base_of(twin).named_parameters():
+                for part in parts:
+                    if name in masks[part]:
+                        mask = masks[part][name].to(parameter.device)
+                        parameter.copy_(torch.where(mask, other[name].to(parameter), parameter))
+        label = f"{into.name} with {' and '.join(parts) or 'nothing'} of {source.name}"
+        result.append(replace(into, model=twin, name=label))
+    return result
+
+
+def changed_parts(
+    a: HookedModel, b: HookedModel, masks: Mapping[str, Mapping[str, Bool[Tensor, ...]]]
+) -> tuple[str, ...]:
+    """The parts in which two models of one shape differ at all; raises `ModelError` for different shapes."""
+    check_shapes(a, b)
+    first, second = (dict(base_of(merged(one)).named_parameters()) for one in (a, b))
+
+    def differs(part: str) -> bool:
+        return any(
+            bool(((first[name] != second[name].to(first[name])) & mask.to(first[name].device)).any())
+            for name, mask in masks[part].items()
+        )
+
+    return tuple(part for part in PARTS if differs(part))
+
+
+def check_shapes(a: HookedModel, b: HookedModel) -> None:
+    """Raise `ModelError` unless two models have the same parameters, adapters merged, in the same shapes."""
+    first, second = ({name: tuple(p.shape) for name, p in base_of(merged(one)).named_parameters()} for one in (a, b))
+    if first != second:
+        name = next(iter(sorted(set(first.items()) ^ set(second.items()))))[0]
+        raise ModelError(
+            f"{a.name} and {b.name} are models of different shapes (first: {name} is {first.get(name)} and "
+            f"{second.get(name)}); weights and rows can be exchanged between checkpoints of one model only"
+        )
+
+
+def _number(twin: Module) -> dict[str, tuple[int, Tensor]]:
+    """Fill all parameters of attention modules with numbers of their own; for each its first number and its shape."""
+    numbered, start = {}, 1
+    for place, module in twin.named_modules():
+        if "attention" not in type(module).__name__.lower() or not isinstance(getattr(module, "layer_idx", 0), int):
+            continue
+        for inner, parameter in module.named_parameters():
+            name = f"{place}.{inner}"
+            if name in numbered:
+                continue
+            size = parameter.numel()
+            parameter.data = torch.arange(start, start + size, dtype=torch.float64).reshape(parameter.shape)
+            numbered[name] = (start, parameter)
+            start += size
+    return numbered
+
+
+def _numbers(attention: Module, names: Collection[str]) -> Tensor:
+    """The numbers that stand in some of the projections of a bridge's attention."""
+    found = [
+        parameter.detach().flatten().double()
+        for name in names
+        if isinstance(getattr(attention, name, None), Module)
+        for parameter in getattr(attention, name).parameters()
+    ]
+    return torch.cat(found).long() if found else torch.zeros(0, dtype=torch.long)
+
+
+def _mark(
+    masks: Mapping[str, dict[str, Tensor]],
+    own: Mapping[str, Tensor],
+    numbered: Mapping[str, tuple[int, Tensor]],
+    taken: Mapping[str, Tensor],
+) -> None:
+    """Mark the entries whose numbers were taken."""
+    for part, numbers in taken.items():
+        for name, (start, _) in numbered.items():
+            size = own[name].numel()
+            here = numbers[(numbers >= start) & (numbers < start + size)] - start
+            if len(here):
+                mask = masks[part].get(name, torch.zeros(own[name].shape, dtype=torch.bool)).flatten()
+                mask[here] = True
+                masks[part][name] = mask.reshape(own[name].shape)
