@@ -85,6 +85,14 @@ Template = Annotated[
 ]
 
 
+Chat = Annotated[bool, typer.Option("--chat", help="Ask through the tokenizer's chat template.")]
+Tokenizer = Annotated[str | None, typer.Option(help="Folder or Hub id of the tokenizer, if not the model's.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default the checkpoint's.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ..., or auto to spread over all GPUs.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Prompts at once.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+
+
 @app.command()
 def demo(
     out: Out = Path("attnbalance-demo"),
@@ -203,16 +211,12 @@ def curve(
     recall: Annotated[bool, typer.Option("--recall", help="Also generate answers and report accuracy.")] = False,
     skip_bad: SkipBad = False,
     reduce: Annotated[str, typer.Option(metavar="max|sum", help="How a subject's tokens are put together.")] = "max",
-    chat: Annotated[bool, typer.Option("--chat", help="Ask through the tokenizer's chat template.")] = False,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Folder or Hub id of the tokenizer, if not the model's.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default the checkpoint's.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ..., or auto to spread over all GPUs.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1)] = 32,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    chat: Chat = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = 32,
+    trust_remote_code: TrustRemoteCode = False,
     seed: Seed = 0,
 ) -> None:
     """Draw the subject-attention curve of one or more models on the same questions, with intervals.
@@ -231,6 +235,44 @@ def curve(
     chosen = load_facts(facts, _names(relations), limit, seed)
     how = How(template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed)
     answer = run(specs, chosen, how, out, skip_bad=skip_bad, command=_command(), progress=_progress())
+    _say(answer, out)
+
+
+@app.command()
+def explain(
+    before: Annotated[
+        str, typer.Argument(metavar="[LABEL=]BEFORE", help="The checkpoint that knew more, or came first.")
+    ],
+    after: Annotated[str, typer.Argument(metavar="[LABEL=]AFTER", help="Another checkpoint of the same model.")],
+    facts: Facts,
+    out: Out,
+    relations: Relations = None,
+    template: Template = "qa",
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    chat: Chat = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = 32,
+    trust_remote_code: TrustRemoteCode = False,
+    seed: Seed = 0,
+) -> None:
+    """Explain why facts were lost between two checkpoints: no longer looked at, or no longer stored?
+
+    Splits the change of every answer's lead by cause and by place, and tries what brings answers back: attention raised,
+    attention rows and weights of the other checkpoint. Writes report.html, explain.json, changes.parquet (one row a
+    question), causes.png and what `curve --recall` writes.
+    """
+    from attnbalance.datasets.load import load_facts
+    from attnbalance.explain import explain as run
+    from attnbalance.measure import How, parse_spec
+
+    progress = _progress()
+    chosen = load_facts(facts, _names(relations), limit, seed)
+    how = How(template, chat, "max", True, batch_size, dtype, device, tokenizer, trust_remote_code, seed)
+    specs = parse_spec(before), parse_spec(after)
+    answer = run(*specs, chosen, how, out, skip_bad=skip_bad, command=_command(), progress=progress)
     _say(answer, out)
 
 

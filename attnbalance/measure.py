@@ -21,12 +21,10 @@ from attnbalance.outputs import MARKER, read_json, replacing, write_json
 from attnbalance.prompts import Prompt, make_prompts
 from attnbalance.readings.attention import read_attention, read_subject_attention
 from attnbalance.readings.compare import ExampleRow, Measured
+from attnbalance.readings.contrast import make_contrasts
 from attnbalance.readings.reading import Reading
-from attnbalance.readings.recall import Recall, recall
+from attnbalance.readings.recall import NEW_TOKENS, Recall, recall
 from attnbalance.tokens import as_chat, check_lengths, encode
-
-NEW_TOKENS = 10
-"""Tokens generated for an answer (Ghosal et al. 2024, B.2)."""
 
 EXAMPLES = 3
 
@@ -93,6 +91,18 @@ def check_labels(specs: Sequence[ModelSpec]) -> None:
         raise DataError(f"label {twice[0]!r} is used for more than one model; give each its own: LABEL=MODEL")
 
 
+def load_spec(spec: ModelSpec, how: How) -> HookedModel:
+    """The model of a spec, loaded as `how` says (see `load_model`)."""
+    return load_model(
+        spec.model,
+        adapter=spec.adapter,
+        tokenizer=how.tokenizer,
+        dtype=how.dtype,
+        device=how.device,
+        trust_remote_code=how.trust_remote_code,
+    )
+
+
 def files_of(spec: ModelSpec, how: How) -> list[str | None]:
     """Fingerprints of all local files that a measurement of a model depends on (see `files_fingerprint`)."""
     base = read_json(Path(spec.model) / "adapter_config.json").get("base_model_name_or_path")
@@ -100,12 +110,13 @@ def files_of(spec: ModelSpec, how: How) -> list[str | None]:
 
 
 def usable_prompts(
-    facts: FactSet, specs: Sequence[ModelSpec], how: How, skip_bad: bool
+    facts: FactSet, specs: Sequence[ModelSpec], how: How, skip_bad: bool, contrasted: bool = False
 ) -> tuple[tuple[Prompt, ...], dict[str, int]]:
     """The prompts that every model can be asked, and the number of facts dropped, by reason.
 
     Checked with every tokenizer and every model's number of positions before any model is loaded, so that all models
-    get the same prompts. Without `skip_bad` the first reason raises `BadRowsError`; nothing left raises `DataError`.
+    get the same prompts. `contrasted` also needs every answer to have another one of its relation to be set against (see
+    `make_contrasts`). Without `skip_bad` the first reason raises `BadRowsError`; nothing left raises `DataError`.
     """
     named = [load_limits(spec.model, how.tokenizer, how.trust_remote_code) for spec in specs]
     room = NEW_TOKENS if how.recall else 0
@@ -121,6 +132,8 @@ def usable_prompts(
             prompts = rendered[0]
         for tokenizer, positions in named:
             check_lengths(encode(prompts, tokenizer), positions, extra=room)
+            if contrasted:
+                make_contrasts(prompts, tokenizer)
         return prompts
 
     return without_bad(facts, make, skip_bad)
@@ -195,14 +208,7 @@ def _measure(
     origin: str,
     progress: bool,
 ) -> Measured:
-    model = load_model(
-        spec.model,
-        adapter=spec.adapter,
-        tokenizer=how.tokenizer,
-        dtype=how.dtype,
-        device=how.device,
-        trust_remote_code=how.trust_remote_code,
-    )
+    model = load_spec(spec, how)
     attention = read_subject_attention(model, prompts, reduce=how.reduce, batch_size=how.batch_size, progress=progress)
     answers = None
     if how.recall:

@@ -82,6 +82,21 @@ def write_results(
     comparison: Comparison, folder: Path, kind: str, config: Mapping[str, object], *, title: str, command: str
 ) -> None:
     """Write what a comparison says into a folder, each file whole, attnbalance.json with the answer last."""
+    write_numbers(comparison, folder)
+    write_report(comparison, folder / "report.html", title=title, command=command)
+    write_marker(folder, kind, config, headline(comparison), command, comparison.dropped)
+
+
+def write_marker(
+    folder: Path, kind: str, config: Mapping[str, object], answer: str, command: str, dropped: Mapping[str, int]
+) -> None:
+    """Write attnbalance.json, which says what a folder of results holds, how it was made, and that it is whole."""
+    about = {"kind": kind, "config": dict(config), "answer": answer, "command": command}
+    write_json(folder / MARKER, about | {"dropped": dict(dropped)} | provenance())
+
+
+def write_numbers(comparison: Comparison, folder: Path) -> None:
+    """Write a comparison's prompts, curves, readings and answers, and the figure of its curves."""
     lines = [json.dumps(prompt.as_dict(), ensure_ascii=False) + "\n" for prompt in comparison.prompts]
     write_text(folder / "prompts.jsonl", "".join(lines))
     write_json(folder / "curves.json", curves_json(comparison))
@@ -91,9 +106,6 @@ def write_results(
         write_text(folder / "answers.jsonl", "".join(_answers(comparison)))
     with replacing(folder / "curves.png") as path:
         save(draw_curves(comparison), path, format="png", dpi=150)
-    write_report(comparison, folder / "report.html", title=title, command=command)
-    about = {"kind": kind, "config": dict(config), "answer": headline(comparison), "command": command}
-    write_json(folder / MARKER, about | {"dropped": dict(comparison.dropped)} | provenance())
 
 
 def _answers(comparison: Comparison) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,16 +63,81 @@ def mean_intervals(
     clusters it is more (16% with exponential values, 20 clusters, 8 columns).
     """
     table = np.asarray(values, dtype=float)
+    count = np.ones((len(table), 1))
+
+    def means(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return sums[..., :-1] / sums[..., -1:]
+
+    return _bootstrapped(np.hstack([table, count]), means, clusters, confidence, seed)
+
+
+def ratio_intervals(
+    parts: npt.ArrayLike, total: npt.ArrayLike, clusters: Sequence[str], *, seed: int = 0
+) -> list[Interval]:
+    """The share of each column of `parts` [prompt, column] in `total` [prompt], both summed over prompts.
+
+    Intervals as in `mean_intervals`. Where the interval of the total's own mean holds zero a share of it means little:
+    there is no interval (NaN) then.
+    """
+    whole = np.asarray(total, dtype=float)[:, None]
+
+    def shares(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return sums[..., :-1] / sums[..., -1:]
+
+    found = _bootstrapped(np.hstack([np.asarray(parts, dtype=float), whole]), shares, clusters, 0.95, seed)
+    if mean_intervals(whole, clusters, seed=seed)[0].excludes_zero:
+        return found
+    return [replace(one, low=np.nan, high=np.nan) for one in found]
+
+
+def rank_correlations(
+    values: npt.ArrayLike, other: npt.ArrayLike, clusters: Sequence[str], *, confidence: float = 0.95, seed: int = 0
+) -> list[Interval]:
+    """Spearman's correlation of each column of `values` [prompt, column] with `other` [prompt], with its interval.
+
+    Ranks are taken once, over all prompts (ties share their mean rank), and the correlation of the ranks is
+    bootstrapped as in `mean_intervals`. 0 where all values or all of `other` are the same.
+    """
+    x = stats.rankdata(np.asarray(values, dtype=float), axis=0)
+    y = stats.rankdata(np.asarray(other, dtype=float))[:, None]
+    x, y = x - x.mean(axis=0), y - y.mean()
+    n = x.shape[1]
+
+    def correlations(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        mean = sums[..., :-1] / sums[..., -1:]
+        xs, ys, xx, yy, xy = (
+            mean[..., :n],
+            mean[..., n : n + 1],
+            mean[..., n + 1 : 2 * n + 1],
+            mean[..., -n - 1 : -n],
+            mean[..., -n:],
+        )
+        spread = np.sqrt((xx - xs**2).clip(min=0) * (yy - ys**2).clip(min=0))
+        return np.divide(xy - xs * ys, spread, out=np.zeros_like(spread), where=spread > 1e-12 * len(x) ** 2)
+
+    columns = np.hstack([x, y, x * x, y * y, x * y, np.ones((len(x), 1))])
+    found = _bootstrapped(columns, correlations, clusters, confidence, seed)
+    return [one.within(-1.0, 1.0) for one in found]
+
+
+def _bootstrapped(
+    columns: npt.NDArray[np.float64],
+    statistic: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
+    clusters: Sequence[str],
+    confidence: float,
+    seed: int,
+) -> list[Interval]:
+    """A statistic of the sums of columns [prompt, column] over prompts, with the intervals of `mean_intervals`."""
     names, inverse = np.unique(np.asarray(clusters), return_inverse=True)
-    means = table.mean(axis=0)
+    found = statistic(columns.sum(axis=0))
     if len(names) < MIN_CLUSTERS:
-        return [Interval(float(mean), np.nan, np.nan, len(table)) for mean in means]
-    columns = np.column_stack([table, np.ones(len(table))])  # the last one counts prompts
+        return [Interval(float(value), np.nan, np.nan, len(columns)) for value in found]
     sums = np.asarray([np.bincount(inverse, column, len(names)) for column in columns.T], dtype=float).T
     drawn = _resampled_sums(sums, np.random.default_rng(seed))
-    ends = np.quantile(drawn[:, :-1] / drawn[:, -1:], [0.025, 0.975], axis=0)
-    low, high = means + (ends - means) * _expansion(len(names), confidence)
-    return [Interval(float(m), float(lo), float(hi), len(table)) for m, lo, hi in zip(means, low, high, strict=True)]
+    ends = np.quantile(statistic(drawn), [0.025, 0.975], axis=0)
+    low, high = found + (ends - found) * _expansion(len(names), confidence)
+    return [Interval(float(m), float(lo), float(hi), len(columns)) for m, lo, hi in zip(found, low, high, strict=True)]
 
 
 def _expansion(n: int, confidence: float) -> float:

@@ -20,6 +20,10 @@ from attnbalance.readings.intervals import Interval, mean_intervals, share_inter
 PERCENTILES = tuple(range(10, 101, 10))
 
 
+NEW_TOKENS = 10
+"""Tokens generated for an answer (Ghosal et al. 2024, B.2)."""
+
+
 @dataclass(frozen=True)
 class Recall:
     """What a model answered to each prompt, and whether that is right or the shortcut.
@@ -170,7 +174,7 @@ def recall(
     prompts: Sequence[Prompt],
     shortcuts: Mapping[str, Sequence[str]] | None = None,
     *,
-    max_new_tokens: int = 10,
+    max_new_tokens: int = NEW_TOKENS,
     batch_size: int = 64,
     edit: Edit | None = None,
     progress: bool = False,

@@ -12,6 +12,7 @@ import numpy as np
 from attnbalance.errors import DataError
 from attnbalance.readings.compare import Comparison
 from attnbalance.readings.curves import Curve, head_map
+from attnbalance.readings.explanation import Explanation
 from attnbalance.readings.intervals import Interval
 from attnbalance.readings.reading import Reading, difference
 from attnbalance.readings.recall import Recall
@@ -133,6 +134,48 @@ def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure
     return figure
 
 
+def draw_causes(explanation: Explanation) -> Figure:
+    """The change of the lead by cause, with 95% intervals, for all questions and each fifth, those lost and gained."""
+    groups = list(explanation.splits.items())
+    causes = (
+        ("attention", "attention (W_Q, W_K)"),
+        ("storage", "storage (W_V, W_O, MLPs)"),
+        ("rest", "embeddings, norms"),
+    )
+    with _axes(1) as (figure, [ax]):
+        ax.axhline(0, color="#555555", linewidth=1)
+        for place, (cause, label) in enumerate(causes):
+            found = [split.causes[cause] for _, split in groups]
+            _bars(ax, np.arange(len(groups)) + 0.26 * (place - 1), found, COLOURS[place], label)
+        ax.set_xticks(range(len(groups)), [name.replace(" ", "\n") for name, _ in groups])
+        ax.set(ylabel="mean change of the lead (logits)", xlabel="questions; fifth 1 is the most popular")
+        ax.grid(axis="x", visible=False)
+        _legend(figure, ax.containers[1::2])
+    return figure
+
+
+def draw_steering(explanation: Explanation) -> Figure:
+    """Accuracy of both models as attention to the subject, or to as many other tokens, is multiplied."""
+    with _axes(2) as (figure, axes):
+        for ax, label in zip(axes, explanation.labels, strict=True):
+            plain = explanation.recall(label).accuracy(explanation.comparison.seed)
+            for kind, place, name in (("boost", 0, "attention to the subject"), ("control", 1, "to other tokens")):
+                found = {
+                    one.alpha: one.recall.accuracy(explanation.comparison.seed)
+                    for one in explanation.checks[label]
+                    if one.kind == kind
+                }
+                points = sorted((found | {1.0: plain}).items(), key=lambda pair: pair[0] or 0.0)
+                x = np.log2([alpha for alpha, _ in points]) + 0.12 * (place - 0.5)
+                _points(ax, x, [one for _, one in points], place, name, line="-")
+                ax.containers[-1][0].set_markerfacecolor(COLOURS[0] if kind == "boost" else "white")
+                ax.set_xticks(np.log2([alpha for alpha, _ in points]), [f"{alpha:g}" for alpha, _ in points])
+            ax.set(title=_short(label), xlabel="factor on attention", ylim=(0, None))
+        axes[0].set_ylabel("share of questions answered right (%)")
+        _legend(figure, axes[0].containers)
+    return figure
+
+
 def save(figure: Figure, target: Any, **options: Any) -> None:
     """`figure.savefig` without a warning for each letter that matplotlib's font lacks, such as Chinese in a label.
 
@@ -188,6 +231,13 @@ def _points(ax: Axes, x: np.ndarray, found: Sequence[Interval], place: int, labe
         elinewidth=1.2,
         label=label,
     )
+
+
+def _bars(ax: Axes, x: np.ndarray, found: Sequence[Interval], colour: str, label: str) -> None:
+    """Bars with their intervals."""
+    mean, low, high = (np.array([getattr(one, name) for one in found]) for name in ("mean", "low", "high"))
+    whiskers = np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
+    ax.bar(x, mean, 0.24, yerr=whiskers, color=colour, label=label, error_kw={"elinewidth": 1, "ecolor": "#333333"})
 
 
 def _fifths(recall: Recall) -> tuple[Sequence[int], list[str]]:

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,16 +30,21 @@ def write_report(
     popularity, heads, rows of some prompts, and how all of it was made. `command` is the command line that made it,
     where there is one. Everything that comes from facts, tokens and labels is escaped.
     """
-    from jinja2 import Environment, StrictUndefined
+    content = _answer(comparison) | accuracy(comparison) | _examples(comparison) | making(comparison)
+    write_text(path, render("comparison.html", content | {"title": title, "command": command}))
 
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    names = ("share", "percent_interval", "points", "popularity")
-    environment.filters.update({name: getattr(wording, name) for name in names})
-    template = environment.from_string(
-        resources.files("attnbalance.report").joinpath("template.html").read_text("utf-8")
+
+def render(name: str, content: Mapping[str, object]) -> str:
+    """One of the templates filled in; what is not marked as HTML is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("attnbalance.report")
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, loader=loader
     )
-    content = _answer(comparison) | _accuracy(comparison) | _examples(comparison) | _making(comparison)
-    write_text(path, template.render(content, title=title, command=command))
+    names = ("share", "percent_interval", "points", "popularity", "logits", "percent_share")
+    environment.filters.update({name: getattr(wording, name) for name in names})
+    return environment.get_template(name).render(content)
 
 
 def _answer(comparison: Comparison) -> dict[str, object]:
@@ -51,19 +55,19 @@ def _answer(comparison: Comparison) -> dict[str, object]:
         "labels": [one.label for one in measured],
         "pair": pair,
         "reduce": comparison.reduce,
-        "curves": _svg(draw_curves(comparison), "Subject attention by layer"),
+        "curves": svg(draw_curves(comparison), "Subject attention by layer"),
         "curves_sentence": sentence.curves_sentence(comparison),
         "difference_sentence": sentence.difference_sentence(comparison),
     }
     if pair is None or not sentence.comparable(comparison):
-        heads = [_svg(draw_head_map(one.attention, title=one.label), f"Heads of {one.label}") for one in measured]
+        heads = [svg(draw_head_map(one.attention, title=one.label), f"Heads of {one.label}") for one in measured]
         return content | {"difference": None, "differences": [], "heads": heads}
     a, b = (comparison[label].attention for label in pair)
     heads = draw_head_map(a, b, title=" minus ".join(pair))
     return content | {
-        "difference": _svg(draw_difference(comparison), "Difference in subject attention by layer"),
+        "difference": svg(draw_difference(comparison), "Difference in subject attention by layer"),
         "differences": list(_differences(comparison, *pair)),
-        "heads": [_svg(heads, "Difference in subject attention by layer and head")],
+        "heads": [svg(heads, "Difference in subject attention by layer and head")],
     }
 
 
@@ -81,7 +85,7 @@ def _differences(comparison: Comparison, a: str, b: str) -> Iterator[dict[str, o
         }
 
 
-def _accuracy(comparison: Comparison) -> dict[str, object]:
+def accuracy(comparison: Comparison) -> dict[str, object]:
     """The section on accuracy; its table has a row for all questions and one for each fifth by popularity."""
     known = [(one.label, one.recall) for one in comparison.measured if one.recall is not None]
     if not known:
@@ -94,7 +98,7 @@ def _accuracy(comparison: Comparison) -> dict[str, object]:
     ranges = [(f"fifth {i + 1}", low, high) for i, ((low, high), _) in enumerate(by_fifth[0])]
     fifths = [[fifth[i][1] for fifth in by_fifth] for i in range(len(ranges))]
     return {
-        "accuracy": _svg(draw_accuracy(comparison), "Accuracy by popularity"),
+        "accuracy": svg(draw_accuracy(comparison), "Accuracy by popularity"),
         "accuracy_sentence": sentence.accuracy_sentence(comparison),
         "accuracy_labels": [label for label, _ in known],
         "accuracy_rows": list(
@@ -153,7 +157,7 @@ def _answered(one: Measured, prompt_id: str) -> tuple[str, bool] | None:
     return one.recall.outputs[place].strip(), one.recall.correct[place]
 
 
-def _making(comparison: Comparison) -> dict[str, object]:
+def making(comparison: Comparison) -> dict[str, object]:
     """How everything was made: data, models, statistics, versions."""
     prompts, first = comparison.prompts, comparison.prompts[0]
     start, end = first.spans["subject"]
@@ -183,7 +187,7 @@ def _flat(value: object, key: str = "") -> Iterator[tuple[str, str]]:
         yield key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _svg(figure: Figure, description: str) -> Markup:
+def svg(figure: Figure, description: str) -> Markup:
     """A figure as SVG to stand inside a page: with its text as text, and ids that no other figure has."""
     from matplotlib import rc_context
 

@@ -60,3 +60,14 @@ def popularity(value: float) -> str:
 def questions(n: int) -> str:
     """A number of questions."""
     return f"{n:,} question{'' if n == 1 else 's'}"
+
+
+def logits(found: Interval) -> str:
+    """A number of logits with its interval, signs shown."""
+    ends = "" if math.isnan(found.low) else f" [{found.low:+.2f}, {found.high:+.2f}]"
+    return f"{found.mean:+.2f}{ends}"
+
+
+def percent_share(found: Interval) -> str:
+    """A cause's share in a change as a whole percentage with its interval; a dash where the change is not sure."""
+    return "–" if math.isnan(found.low) else f"{100 * found.mean:.0f}% [{100 * found.low:.0f}, {100 * found.high:.0f}]"

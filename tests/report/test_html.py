@@ -239,4 +239,4 @@ def test_the_same_comparison_gives_the_same_page(tmp_path):
 
 
 def test_the_template_travels_with_the_package():
-    assert resources.files("attnbalance.report").joinpath("template.html").is_file()
+    assert resources.files("attnbalance.report").joinpath("templates/comparison.html").is_file()
