@@ -146,6 +146,13 @@ def finetune(
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")] = 20,
     patience: Annotated[int, typer.Option(min=0, help="Stop after so many validations without gain; 0: never.")] = 3,
     heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing.")] = 0.5,
+    rank_by: Annotated[
+        str,
+        typer.Option(
+            metavar="popularity|loss|salience|relevance",
+            help="What top and bottom go by: the facts' popularity, or what MODEL itself shows of each fact.",
+        ),
+    ] = "popularity",
     skip_bad: SkipBad = False,
     seed: Seed = 0,
 ) -> None:
@@ -155,16 +162,25 @@ def finetune(
     facts. It also holds all checkpoints, train.jsonl, and heldout.jsonl for `attnbalance curve --facts`.
     """
     from attnbalance.datasets.load import load_facts
+    from attnbalance.finetune.ranking import RANKINGS, rank_facts
     from attnbalance.finetune.splits import split_facts
     from attnbalance.finetune.trainer import finetune as run
     from attnbalance.measure import without_bad
+    from attnbalance.models.load import load_model
     from attnbalance.prompts import make_prompts
 
+    if rank_by not in RANKINGS:
+        raise DataError(f"--rank-by must be one of {', '.join(RANKINGS)}, got {rank_by!r}")
     progress = _progress()
     chosen = load_facts(facts, _names(relations), limit, seed)
     prompts, dropped = without_bad(chosen, lambda some: make_prompts(some, template), skip_bad)
     usable = replace(chosen, facts=tuple(prompt.fact for prompt in prompts))
-    parts = split_facts(usable, split, heldout=heldout, seed=seed)
+    scores = None
+    if rank_by != "popularity":
+        scores = rank_facts(usable, rank_by, load_model(model, dtype=dtype), template=template, batch_size=batch_size)
+    parts = split_facts(usable, split, heldout=heldout, seed=seed, scores=scores)
+    if scores is not None:
+        parts = replace(parts, name=f"{split} by {rank_by}")
     done = run(
         model,
         parts,
@@ -239,6 +255,45 @@ def curve(
 
 
 @app.command()
+def salience(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to read: folders or Hub ids, with an adapter."
+        ),
+    ],
+    facts: Facts,
+    out: Out,
+    relations: Relations = None,
+    template: Template = "qa",
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    chat: Chat = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = 32,
+    trust_remote_code: TrustRemoteCode = False,
+    seed: Seed = 0,
+) -> None:
+    """Read what models store about the subjects of facts: value and MLP salience by layer and head, and relevance.
+
+    Writes salience.json (means by layer, and correlations with popularity), salience.parquet (label, reading,
+    prompt_id, layer, head, value), salience.png, popularity.png and prompts.jsonl.
+    """
+    from attnbalance.datasets.load import load_facts
+    from attnbalance.measure import How, parse_spec
+    from attnbalance.salience import salience as run
+
+    progress = _progress()
+    specs = [parse_spec(model) for model in models]
+    chosen = load_facts(facts, _names(relations), limit, seed)
+    how = How(template, chat, "max", False, batch_size, dtype, device, tokenizer, trust_remote_code, seed)
+    answer = run(specs, chosen, how, out, skip_bad=skip_bad, command=_command(), progress=progress)
+    print(f"{answer}\n\nResults: {out}")
+
+
+@app.command()
 def explain(
     before: Annotated[
         str, typer.Argument(metavar="[LABEL=]BEFORE", help="The checkpoint that knew more, or came first.")
@@ -260,9 +315,9 @@ def explain(
 ) -> None:
     """Explain why facts were lost between two checkpoints: no longer looked at, or no longer stored?
 
-    Splits the change of every answer's lead by cause and by place, and tries what brings answers back: attention raised,
-    attention rows and weights of the other checkpoint. Writes report.html, explain.json, changes.parquet (one row a
-    question), causes.png and what `curve --recall` writes.
+    Splits the change of every answer's lead by cause and by place, and tries what brings answers back: attention
+    raised, attention rows and weights of the other checkpoint. Writes report.html, explain.json, changes.parquet (one
+    row a question), causes.png and what `curve --recall` writes.
     """
     from attnbalance.datasets.load import load_facts
     from attnbalance.explain import explain as run

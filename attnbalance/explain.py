@@ -81,14 +81,14 @@ def _explain(
     dropped: dict[str, int],
     progress: bool,
 ) -> Explanation:
-    models = [load_spec(spec, how) for spec in specs]
-    check_shapes(*models)
-    check_tokenizers(*(model.tokenizer for model in models))
+    models = first, second = [load_spec(spec, how) for spec in specs]
+    check_shapes(first, second)
+    check_tokenizers(first.tokenizer, second.tokenizer)
     measured = measure_all(specs, prompts, how, work, progress=progress)
     pair = (specs[0].label, specs[1].label)
     comparison = Comparison(measured, tuple(prompts), how.reduce, pair, dropped, how.seed)
-    contrasts = make_contrasts(prompts, models[0].tokenizer)
-    change = read_change(*models, contrasts, batch_size=how.batch_size, progress=progress)
+    contrasts = make_contrasts(prompts, first.tokenizer)
+    change = read_change(first, second, contrasts, batch_size=how.batch_size, progress=progress)
     stored = {
         label: read_stored_answers(bridge_of(model), contrasts, batch_size=how.batch_size, seed=how.seed)
         for label, model in zip(pair, models, strict=True)
@@ -113,9 +113,8 @@ def _checks(
     """All causal checks of one model against the other; answers that were asked before are read from `work`."""
     from tqdm import tqdm
 
-    plain = comparison[label].recall
-    known = next(one.recall for one in comparison.measured if one.label != label)
-    assert plain is not None and known is not None  # noqa: S101 - recall was asked for
+    answers_of = {one.label: one.recall for one in comparison.measured if one.recall}
+    plain, known = answers_of.pop(label), next(iter(answers_of.values()))
 
     def ask(which: HookedModel, asked: Sequence[Prompt], edit: Edit | None) -> Recall:
         return recall(which, asked, batch_size=how.batch_size, edit=edit)

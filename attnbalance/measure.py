@@ -115,8 +115,8 @@ def usable_prompts(
     """The prompts that every model can be asked, and the number of facts dropped, by reason.
 
     Checked with every tokenizer and every model's number of positions before any model is loaded, so that all models
-    get the same prompts. `contrasted` also needs every answer to have another one of its relation to be set against (see
-    `make_contrasts`). Without `skip_bad` the first reason raises `BadRowsError`; nothing left raises `DataError`.
+    get the same prompts. `contrasted` also needs every answer to have another one of its relation to be set against
+    (see `make_contrasts`). Without `skip_bad` the first reason raises `BadRowsError`; nothing left raises `DataError`.
     """
     named = [load_limits(spec.model, how.tokenizer, how.trust_remote_code) for spec in specs]
     room = NEW_TOKENS if how.recall else 0

@@ -100,7 +100,7 @@ def write_numbers(comparison: Comparison, folder: Path) -> None:
     lines = [json.dumps(prompt.as_dict(), ensure_ascii=False) + "\n" for prompt in comparison.prompts]
     write_text(folder / "prompts.jsonl", "".join(lines))
     write_json(folder / "curves.json", curves_json(comparison))
-    write_readings(comparison, folder / "readings.parquet")
+    write_readings([(one.label, one.attention) for one in comparison.measured], folder / "readings.parquet")
     if any(one.recall for one in comparison.measured):
         write_json(folder / "recall.json", recall_json(comparison))
         write_text(folder / "answers.jsonl", "".join(_answers(comparison)))

@@ -29,9 +29,11 @@ class Example:
 
 
 def make_examples(
-    facts: Sequence[Fact], tokenizer: PreTrainedTokenizerBase, template: str | Template = "qa"
+    facts: Sequence[Fact], tokenizer: PreTrainedTokenizerBase, template: str | Template = "qa", *, end: bool = True
 ) -> list[Example]:
     """One example a fact, in order: prompt + " " + first answer + end-of-sequence token, where the tokenizer has one.
+
+    Without `end` the answer ends with its own last token.
 
     The prompt's tokens are exactly those that `encode` gives for it, so that training and asking agree. Raises
     `DataError` where there are no facts or the template cannot ask them, and `BadRowsError` where the tokenizer
@@ -40,9 +42,9 @@ def make_examples(
     if not len(facts):
         raise DataError("expected facts to make examples of, got none")
     encodings = encode(make_prompts(facts, template), tokenizer)
-    end = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
+    last = [tokenizer.eos_token_id] if end and isinstance(tokenizer.eos_token_id, int) else []
     return [
-        Example((*one.ids, *answer, *end), (*([IGNORED] * len(one.ids)), *answer, *end))
+        Example((*one.ids, *answer, *last), (*([IGNORED] * len(one.ids)), *answer, *last))
         for one, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True)
     ]
 

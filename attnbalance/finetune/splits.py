@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbalance.errors import DataError
@@ -27,12 +28,21 @@ class Split:
     left_out: int
 
 
-def split_facts(facts: FactSet, name: str, *, heldout: float = 0.5, validation: float = 0.1, seed: int = 0) -> Split:
+def split_facts(
+    facts: FactSet,
+    name: str,
+    *,
+    heldout: float = 0.5,
+    validation: float = 0.1,
+    seed: int = 0,
+    scores: Sequence[float] | None = None,
+) -> Split:
     """Draw a split of one of the kinds of `SPLITS`; every kind has the same held-out subjects for the same seed.
 
     A share `heldout` of the subjects is set apart first. Of the facts about the others, "top" and "bottom" are the
     more and the less popular half (Ghosal et al. 2024, section 5.2: over all relations together), "random" a random
-    half, "whole" all. A share `validation` of each one's subjects is then set apart for early stopping.
+    half, "whole" all. A share `validation` of each one's subjects is then set apart for early stopping. `scores`, one
+    for each fact, stand in for popularity in these halves (see `rank_facts`).
 
     "controlled-top" and "controlled-bottom" are PopQA-Controlled (section 5.1): of the relations country, sport and
     occupation, train only on facts whose answer is the relation's most frequent one, halved by popularity within each
@@ -47,15 +57,20 @@ def split_facts(facts: FactSet, name: str, *, heldout: float = 0.5, validation: 
         raise DataError(f"no split {name!r}; there are {', '.join(SPLITS)}")
     if not 0 < heldout < 1 or not 0 < validation < 1:
         raise DataError(f"heldout and validation are shares between 0 and 1, got {heldout} and {validation}")
-    if name not in ("random", "whole"):
+    if scores is not None and (len(scores) != len(facts) or not all(map(math.isfinite, scores))):
+        raise DataError(f"scores must be one finite number a fact: got {len(scores)} for {len(facts)} facts")
+    if name not in ("random", "whole") and scores is None:
         _need_popularity(facts, name)
+    ranks = dict(
+        zip(map(id, facts), scores if scores is not None else [f.popularity or 0.0 for f in facts], strict=True)
+    )
     if name.startswith("controlled-"):
         pool, test = _controlled(facts)
-        halves = [_half(pool.of_relations([relation]).facts, name, seed) for relation in pool.relations]
+        halves = [_half(pool.of_relations([relation]).facts, name, seed, ranks) for relation in pool.relations]
         chosen_set = replace(pool, facts=tuple(fact for half in halves for fact in half))
     else:
         test, pool = _by_subject(facts, heldout, seed)
-        chosen_set = replace(pool, facts=_half(pool.facts, name, seed))
+        chosen_set = replace(pool, facts=_half(pool.facts, name, seed, ranks))
     held_in, train = _by_subject(chosen_set, validation, seed + 1)
     split = Split(name, train, held_in, test, len(facts) - len(train) - len(held_in) - len(test))
     for part in ("train", "validation", "heldout"):
@@ -83,8 +98,8 @@ def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactS
     return facts.where(lambda fact: fact.subject in apart), facts.where(lambda fact: fact.subject not in apart)
 
 
-def _half(facts: Sequence[Fact], name: str, seed: int) -> tuple[Fact, ...]:
-    """The half of the facts that the split's name says; ties in popularity are broken at random, by subject.
+def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float]) -> tuple[Fact, ...]:
+    """The half of the facts that the split's name says; ties in rank are broken at random, by subject.
 
     Top and bottom share no fact; of an odd number, top has the one in the middle.
     """
@@ -95,8 +110,7 @@ def _half(facts: Sequence[Fact], name: str, seed: int) -> tuple[Fact, ...]:
     order = {subject: place for place, subject in enumerate(subjects)}
 
     def rank(i: int) -> tuple[float, int]:
-        popularity = 0.0 if name == "random" else facts[i].popularity or 0.0
-        return -popularity, order[facts[i].subject]
+        return 0.0 if name == "random" else -ranks[id(facts[i])], order[facts[i].subject]
 
     ranked, middle = sorted(range(len(facts)), key=rank), (len(facts) + 1) // 2
     half = ranked[middle:] if name.endswith("bottom") else ranked[:middle]

@@ -1,4 +1,4 @@
-"""Why facts were lost between two checkpoints: the change of their answers by cause and place, checks, hidden answers."""
+"""Why facts were lost between two checkpoints: change by cause and place, causal checks, hidden answers."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Explanation:
 
     @cached_property
     def groups(self) -> dict[str, list[int]]:
-        """Places of prompts: "all", "fifth 1" (most popular) to "fifth 5", and, for each label, those it alone knows."""
+        """Places of prompts: "all", "fifth 1" (most popular) to "fifth 5", "lost" and "gained"; none that are empty."""
         before, after = (self.recall(label) for label in self.labels)
         found = {"all": list(range(len(self.prompts)))}
         found |= {f"fifth {i + 1}": part for i, part in enumerate(before.quintiles())}

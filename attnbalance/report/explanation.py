@@ -32,7 +32,7 @@ NAMES = {
 
 
 def headline(explanation: Explanation) -> str:
-    """The answer: how many facts are lost, how much of that is attention and how much storage, and what comes back.
+    """The answer: how many facts are lost, whether that is attention or storage, and what brings them back.
 
     A cause is given its share only where the change's interval excludes zero. The change is that of the most popular
     fifth, or of all questions where popularity is not known.
@@ -41,46 +41,46 @@ def headline(explanation: Explanation) -> str:
     lost, gained = (len(explanation.groups.get(name, ())) for name in ("lost", "gained"))
     shares = [wording.percent(sum(r.correct) / len(r.correct)) for r in map(explanation.recall, (before, after))]
     n = wording.questions(len(explanation.prompts))
-    first = (
-        f"From {before} to {after}, {lost:,} of {n} that were answered right no longer are, and {gained:,} that were "
-        f"not now are ({shares[0]} to {shares[1]} right)"
+    counts = (
+        f"From {before} to {after}, {lost:,} of {n} are answered right no longer, and {gained:,} anew "
+        f"({shares[0]} to {shares[1]} right)."
     )
-    return f"{first}. {cause_sentence(explanation)} {rescue_sentence(explanation, after)}"
+    return f"{counts} {cause_sentence(explanation)} {rescue_sentence(explanation, after, brief=True)}"
 
 
-def cause_sentence(explanation: Explanation, group: str | None = None) -> str:
-    """Of the change of the right answer's lead in a group of questions, what attention and storage cause."""
-    group = group or ("fifth 1" if "fifth 1" in explanation.splits else "all")
+def cause_sentence(explanation: Explanation) -> str:
+    """What attention and storage cause of the change of the right answer's lead; see `headline`."""
+    group = "fifth 1" if "fifth 1" in explanation.splits else "all"
     split, where = explanation.splits[group], _where(group)
     if not split.total.excludes_zero:
-        return f"On {where} the right answer's lead does not change measurably ({wording.logits(split.total)} logits)."
+        size = f"{wording.logits(split.total)} logits"
+        return f"On {where} the right answer's lead over other answers does not change measurably ({size})."
     way = "falls" if split.total.mean < 0 else "rises"
-    size = Interval(abs(split.total.mean), *sorted((abs(split.total.low), abs(split.total.high))), split.total.n)
-    told = f"{size.mean:.2f} [{size.low:.2f}, {size.high:.2f}]"
+    low, high = sorted((abs(split.total.low), abs(split.total.high)))
     parts = {name: wording.percent_share(found) for name, found in split.shares.items()}
     return (
-        f"On {where} the right answer's lead over the relation's other answers {way} by {told} logits: "
-        f"{parts['attention']} of that is caused by attention (the weights W_Q and W_K), {parts['storage']} by storage "
-        f"(W_V and W_O {parts['values']}, MLPs {parts['mlp']}), {parts['rest']} by embeddings and norms. "
-        f"{verdict(split)}"
+        f"On {where} the right answer's lead over other answers {way} by {abs(split.total.mean):.2f} "
+        f"[{low:.2f}, {high:.2f}] logits, {verdict(split)}: {parts['attention']} of that is caused by attention (the "
+        f"weights W_Q and W_K), {parts['storage']} by storage (W_V, W_O and the MLPs), {parts['rest']} by embeddings "
+        "and norms."
     )
 
 
 def verdict(split: Split) -> str:
     """Which cause has more than half of a change for sure, in words."""
     if split.shares["attention"].low > 0.5:
-        return "So it is mostly attention: where the model looks has changed, more than what it reads there."
+        return "mostly because of where the model looks"
     if split.shares["storage"].low > 0.5:
-        return "So it is mostly storage: what the model holds and reads out has changed, more than where it looks."
-    return "So neither attention nor storage has more than half of it for sure."
+        return "mostly because of what it stores and reads out, not of where it looks"
+    return "and neither attention nor storage has more than half of it for sure"
 
 
-def rescue_sentence(explanation: Explanation, label: str) -> str:
-    """What brings back the answers that a model lost to the other one."""
+def rescue_sentence(explanation: Explanation, label: str, *, brief: bool = False) -> str:
+    """What brings back the answers that a model lost to the other one; `brief` names boost and weights of attention."""
     other = explanation.swapped(label)
     lost = "lost" if label == explanation.labels[1] else "gained"
     if lost not in explanation.groups:
-        return f"{label} gets nothing wrong that {other} knows, so there is nothing to bring back."
+        return f"{label} gets nothing wrong that {other} gets right, so there is nothing to bring back."
     n, found = len(explanation.groups[lost]), []
     boost, control = explanation.check(label, "boost"), explanation.check(label, "control")
     if boost and control and boost.rescue.over_control:
@@ -90,14 +90,20 @@ def rescue_sentence(explanation: Explanation, label: str) -> str:
             f"(to as many other tokens {_share(control.rescue.rescued)}; exact McNemar p = {p:.2g})"
         )
     rows = explanation.check(label, "rows", None)
-    if rows:
+    if rows and not brief:
         found.append(f"{other}'s attention rows {_share(rows.rescue.rescued)}")
+    weights = [one for one in explanation.checks[label] if one.kind == "weights"]
+    whose = f"{other}'s" if brief or not rows else "its"
     found += [
-        f"its {one.name} {_share(one.rescue.rescued)}" for one in explanation.checks[label] if one.kind == "weights"
+        f"{whose} {one.name} {_share(one.rescue.rescued)}"
+        for one in weights
+        if not brief or one.name in (WEIGHTS["attention"], WEIGHTS["values"])
     ]
     if not found:
         return "No check could be made."
-    return f"Of the {n:,} that {label} lost to {other}, {wording.listed(found)}."
+    if not found[0].startswith("raising"):
+        found[0] = f"putting in {found[0]}"
+    return f"Of the {n:,} that {label} gets wrong and {other} right, {wording.listed(found)}."
 
 
 def hidden_sentence(explanation: Explanation, label: str) -> str:
@@ -107,9 +113,9 @@ def hidden_sentence(explanation: Explanation, label: str) -> str:
         return f"{label} gets nothing wrong."
     told = "more than chance" if found.difference.low > 0 else "not told apart from chance"
     return (
-        f"Of the {found.wrong:,} facts that {label} gets wrong, {wording.percent_interval(found.stored)} have the right "
-        f"answer among the first {TOP} of their relation in what its heads could read at the subject; at other subjects "
-        f"the same answers are there in {wording.percent_interval(found.control)}: {told} "
+        f"Of the {found.wrong:,} facts that {label} gets wrong, {wording.percent_interval(found.stored)} have the "
+        f"right answer among the first {TOP} of their relation in what its heads could read at the subject; at other "
+        f"subjects the same answers are there in {wording.percent_interval(found.control)}: {told} "
         f"({wording.points(found.difference)})."
     )
 
@@ -176,7 +182,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def write_changes(explanation: Explanation, path: Path) -> None:
-    """Write one row a question to a Parquet file: right or not, lead before and after, causes, ranks of stored answers."""
+    """Write one row a question to a Parquet file: right or not, lead before and after, causes, stored ranks."""
     import pyarrow.parquet as pq
 
     with replacing(path) as temporary:
@@ -277,6 +283,3 @@ def _where(group: str) -> str:
         return "the most popular fifth"
     names = {"all": "all questions", "lost": "the questions lost", "gained": "the questions gained"}
     return names.get(group, group.replace("fifth", "fifth of popularity"))
-
-
-assert set(WEIGHTS) == set(PARTS) <= set(NAMES)  # noqa: S101

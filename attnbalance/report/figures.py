@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +134,34 @@ def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure
     return figure
 
 
+def draw_layers(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
+    """One panel for each reading: a line with its band along layers for each label."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8, 2.4 * rows + 0.6), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+        for ax, (name, curves) in zip(axes.flat, panels.items(), strict=False):
+            for i, (label, curve) in enumerate(curves.items()):
+                colour, marker = _look(i)
+                ax.fill_between(curve.layers, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+                ax.plot(
+                    curve.layers, curve.mean, color=colour, marker=_marker(marker, curve), markersize=4, label=label
+                )
+            ax.axhline(0, color="#555555", linewidth=0.8)
+            _layer_axis(ax, [curve.layers for curve in curves.values()])
+            ax.set_title(name, fontsize=10)
+            ax.set_ylabel(next(iter(curves.values())).unit, fontsize=8)
+        for ax in axes.flat[len(panels) :]:
+            ax.set_visible(False)
+        labels = list(next(iter(panels.values())))
+        _legend(figure, axes.flat[0].lines[: len(labels)])
+    return figure
+
+
 def draw_causes(explanation: Explanation) -> Figure:
     """The change of the lead by cause, with 95% intervals, for all questions and each fifth, those lost and gained."""
     groups = list(explanation.splits.items())
@@ -160,16 +188,15 @@ def draw_steering(explanation: Explanation) -> Figure:
         for ax, label in zip(axes, explanation.labels, strict=True):
             plain = explanation.recall(label).accuracy(explanation.comparison.seed)
             for kind, place, name in (("boost", 0, "attention to the subject"), ("control", 1, "to other tokens")):
-                found = {
-                    one.alpha: one.recall.accuracy(explanation.comparison.seed)
-                    for one in explanation.checks[label]
-                    if one.kind == kind
-                }
-                points = sorted((found | {1.0: plain}).items(), key=lambda pair: pair[0] or 0.0)
-                x = np.log2([alpha for alpha, _ in points]) + 0.12 * (place - 0.5)
-                _points(ax, x, [one for _, one in points], place, name, line="-")
-                ax.containers[-1][0].set_markerfacecolor(COLOURS[0] if kind == "boost" else "white")
-                ax.set_xticks(np.log2([alpha for alpha, _ in points]), [f"{alpha:g}" for alpha, _ in points])
+                found = {1.0: plain}
+                for one in explanation.checks[label]:
+                    if one.kind == kind and one.alpha:
+                        found[one.alpha] = one.recall.accuracy(explanation.comparison.seed)
+                alphas = sorted(found)
+                x = np.log2(alphas)
+                shift = 0.12 * (place - 0.5)
+                _points(ax, x + shift, [found[alpha] for alpha in alphas], place, name, line="-")
+                ax.set_xticks(x, [f"{alpha:g}" for alpha in alphas])
             ax.set(title=_short(label), xlabel="factor on attention", ylim=(0, None))
         axes[0].set_ylabel("share of questions answered right (%)")
         _legend(figure, axes[0].containers)

@@ -69,5 +69,5 @@ def logits(found: Interval) -> str:
 
 
 def percent_share(found: Interval) -> str:
-    """A cause's share in a change as a whole percentage with its interval; a dash where the change is not sure."""
-    return "–" if math.isnan(found.low) else f"{100 * found.mean:.0f}% [{100 * found.low:.0f}, {100 * found.high:.0f}]"
+    """A cause's share in a change as a whole percentage with its interval; "?" where the change is not sure."""
+    return "?" if math.isnan(found.low) else f"{100 * found.mean:.0f}% [{100 * found.low:.0f}, {100 * found.high:.0f}]"
