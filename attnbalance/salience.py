@@ -152,7 +152,7 @@ def _curve(one: Salience, reading: Reading, prompts: Sequence[Prompt], seed: int
     """The correlations of a reading with popularity, as a curve along layers."""
     found = one.correlations(reading, prompts, seed) or []
     mean, low, high = (tuple(getattr(interval, name) for interval in found) for name in ("mean", "low", "high"))
-    return Curve(reading.name, "Spearman's correlation with popularity", reading.layers, mean, low, high, len(prompts))
+    return Curve(reading.name, "Spearman, popularity", reading.layers, mean, low, high, len(prompts))
 
 
 def _as_json(one: Salience, prompts: Sequence[Prompt], seed: int) -> dict[str, object]:
@@ -172,8 +172,9 @@ def _answer(one: Salience, prompts: Sequence[Prompt], seed: int) -> str:
     """What was found of one model, in words."""
     stored, control = one.stored[TOP[-1]]
     text = (
-        f"{one.label}: {wording.percent_interval(stored)} of answers are among the first {TOP[-1]} of their relation in "
-        f"what the heads could read at the subject (the same answers at other subjects: {wording.percent_interval(control)})"
+        f"{one.label}: {wording.percent_interval(stored)} of answers are among the first {TOP[-1]} of their relation "
+        "in what the heads could read at the subject (the same answers at other subjects: "
+        f"{wording.percent_interval(control)})"
     )
     reading = one.readings[0]
     correlated = one.correlations(reading, prompts, seed)

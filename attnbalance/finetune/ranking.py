@@ -25,9 +25,9 @@ def rank_facts(
 
     "popularity": the facts' own. "loss": minus the model's loss on the answer behind the prompt, nats a token (as
     Ghosal et al. 2024 rank MMLU). "salience": in-context value salience, summed over layers and heads
-    (`Ledger.readout`). "relevance": the push that learning the fact gives to subject attention, summed over layers and heads
-    (`read_relevance`). Raises `DataError` for another ranking, for facts without popularity and where a model is needed
-    and not given, and what the readings raise.
+    (`Ledger.readout`). "relevance": the push that learning the fact gives to subject attention, summed over layers and
+    heads (`read_relevance`). Raises `DataError` for another ranking, for facts without popularity and where a model is
+    needed and not given, and what the readings raise.
     """
     if by not in RANKINGS:
         raise DataError(f"no ranking {by!r}; there are {', '.join(RANKINGS)}")

@@ -14,6 +14,8 @@ from tests.report.fakes import a_comparison
 
 ATTENTION = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.4]}
 MADE = a_comparison(ATTENTION, {"top": [i < 30 for i in range(40)]})
+READINGS = [(one.label, one.attention) for one in MADE.measured]
+COLUMNS = ["label", "reading", "prompt_id", "layer", "head", "value"]
 
 
 def test_curves_json_holds_means_and_bounds_of_each_label():
@@ -62,7 +64,7 @@ def test_recall_json_without_wrong_answers_or_popularity_has_no_rate_and_no_fift
 
 def _naive_rows(comparison):
     return [
-        (one.label, prompt_id, layer, head, one.attention.values[i, j, head].item())
+        (one.label, one.attention.name, prompt_id, layer, head, one.attention.values[i, j, head].item())
         for one in comparison.measured
         for i, prompt_id in enumerate(one.attention.prompt_ids)
         for j, layer in enumerate(one.attention.layers)
@@ -71,22 +73,20 @@ def _naive_rows(comparison):
 
 
 def test_the_readings_table_holds_every_number_at_its_place():
-    table = readings_table(MADE)
-    assert [str(kind) for kind in table.schema.types[2:]] == ["int32", "int32", "float"]
-    assert [pa.types.is_dictionary(kind) for kind in table.schema.types[:2]] == [True, True]
-    rows = list(
-        zip(*(table[name].to_pylist() for name in ("label", "prompt_id", "layer", "head", "value")), strict=True)
-    )
+    table = readings_table(READINGS)
+    assert [str(kind) for kind in table.schema.types[3:]] == ["int32", "int32", "float"]
+    assert [pa.types.is_dictionary(kind) for kind in table.schema.types[:3]] == [True, True, True]
+    rows = list(zip(*(table[name].to_pylist() for name in COLUMNS), strict=True))
     assert rows == _naive_rows(MADE)
 
 
 def test_parquet_written_in_many_batches_reads_back_as_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "BATCH_ROWS", 50)
     path = tmp_path / "readings.parquet"
-    write_readings(MADE, path)
+    write_readings(READINGS, path)
     assert pq.ParquetFile(path).metadata.num_row_groups > 2
     read = pq.read_table(path)
-    assert read.column_names == ["label", "prompt_id", "layer", "head", "value"]
+    assert read.column_names == COLUMNS
     rows = list(zip(*(column.to_pylist() for column in read.columns), strict=True))
     assert rows == _naive_rows(MADE)
     assert [p.name for p in tmp_path.iterdir()] == ["readings.parquet"]

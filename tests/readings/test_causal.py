@@ -1,0 +1,112 @@
+"""Causal checks: which are made, and how rescue is counted, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer
+
+from attnbalance import Fact, load_model
+from attnbalance.errors import DataError, ModelError
+from attnbalance.prompts import make_prompts
+from attnbalance.readings.causal import ALPHAS, arms, bands, rescue, steer_attention, with_other_subject
+from attnbalance.readings.recall import Recall, recall
+
+
+def a_recall(correct: list[bool]) -> Recall:
+    n = len(correct)
+    names = tuple(f"p{i}" for i in range(n))
+    return Recall(names, names, (None,) * n, ("",) * n, tuple(correct), (False,) * n)
+
+
+PLAIN = a_recall([True] * 10 + [False] * 20)
+OTHER = a_recall([True] * 5 + [False] * 5 + [True] * 12 + [False] * 8)
+TREATED = a_recall([True] * 8 + [False] * 2 + [True] * 3 + [False] * 17)
+CONTROL = a_recall([True] * 10 + [True] * 1 + [False] * 19)
+
+
+def test_rescue_counts_lost_facts_that_return_and_right_ones_that_break():
+    found = rescue(PLAIN, OTHER, TREATED, CONTROL)
+    assert found.rescued is not None
+    assert found.broken is not None
+    assert found.over_control is not None
+    assert (found.rescued.mean, found.rescued.n) == (3 / 12, 12)  # lost: prompts 10 to 21
+    assert (found.broken.mean, found.broken.n) == (2 / 10, 10)
+    assert found.net.interval.mean == pytest.approx(1 / 30)
+    assert (found.net.a_only, found.net.b_only) == (3, 2)
+    assert (found.over_control.a_only, found.over_control.b_only) == (2, 0)
+    assert found.over_control.p_value == pytest.approx(0.5)  # 2 / 2 ** 2
+
+
+def test_a_check_that_changes_nothing_rescues_and_breaks_nothing():
+    found = rescue(PLAIN, OTHER, PLAIN)
+    assert found.rescued is not None
+    assert found.broken is not None
+    assert found.rescued.mean == found.broken.mean == 0
+    assert found.net.p_value == 1
+    assert found.over_control is None
+
+
+def test_where_nothing_was_lost_there_is_no_share():
+    found = rescue(OTHER, a_recall([False] * 30), TREATED, CONTROL)
+    assert found.rescued is None
+    assert found.over_control is None
+
+
+def test_recalls_of_other_prompts_are_refused():
+    with pytest.raises(DataError, match="same prompts"):
+        rescue(PLAIN, a_recall([True]), TREATED)
+
+
+def test_bands_cover_all_layers_once():
+    for n in range(1, 40):
+        found = bands(range(n))
+        assert [layer for band in found for layer in band] == list(range(n))
+        assert len(found) == min(4, n)
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+
+
+def test_the_other_subject_stands_before_the_prompt_with_spans_in_place():
+    facts = [Fact(f"Town {i}x", "country", ("A",), None, f"Where is Town {i}x?") for i in range(4)]
+    prompts = make_prompts(facts, "qa")
+    for before, after in zip(prompts, with_other_subject(prompts), strict=True):
+        assert after.part("subject") == before.part("subject")
+        assert after.part("other") in {fact.subject for fact in facts} - {before.fact.subject}
+        assert after.text == f"{after.part('other')}. {before.text}"
+    assert with_other_subject(prompts[:1]) == ()
+
+
+def test_the_arms_of_a_model_against_itself_with_other_rows_change_nothing_but_boosts_do():
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    twin = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    prompts = tiny_prompts()
+    plain = recall(model, prompts)
+    made = list(arms(model, twin, prompts, lambda m, p, e: recall(m, p, edit=e)))
+    kinds = [arm.kind for arm in made]
+    assert kinds.count("boost") == kinds.count("control") == len(ALPHAS)
+    assert kinds.count("rows") == 3  # all, and each of two layers
+    assert "weights" not in kinds  # none differ
+    assert all(arm.ask().outputs == plain.outputs for arm in made if arm.kind == "rows")
+    assert any(arm.ask().outputs != plain.outputs for arm in made if arm.kind == "boost")
+
+
+def test_weights_of_all_parts_that_differ_are_tried_and_bring_back_the_other_models_answers():
+    model, other = (load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer()) for _ in range(2))
+    with torch.no_grad():
+        for block in other.model.transformer.h:
+            block.mlp.c_proj.weight.mul_(-3)
+    prompts = tiny_prompts()
+    made = [a for a in arms(model, other, prompts, lambda m, p, e: recall(m, p, edit=e)) if a.kind == "weights"]
+    assert [arm.name for arm in made] == ["MLPs"]
+    assert made[0].ask().outputs == recall(other, prompts).outputs != recall(model, prompts).outputs
+
+
+def test_steering_by_one_is_the_plain_recall_and_families_outside_are_refused():
+    model = load_model(tiny_model("qwen2"), tokenizer=tiny_tokenizer())
+    prompts = tiny_prompts()
+    found = steer_attention(model, prompts, (1.0, 50.0))
+    assert found[1.0].outputs == recall(model, prompts).outputs != found[50.0].outputs
+    with pytest.warns(UserWarning, match="eager"):
+        outside = load_model(tiny_model("bloom"), tokenizer=tiny_tokenizer())
+    with pytest.raises(ModelError, match="not edited"):
+        steer_attention(outside, prompts, (2.0,))

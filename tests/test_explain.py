@@ -1,0 +1,145 @@
+"""`attnbalance explain` and `attnbalance salience`, end to end: planted changes are found, labels may be swapped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_model, tiny_tokenizer
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from attnbalance import Fact
+from attnbalance.cli import app
+from attnbalance.explain import explain as explain_models
+from attnbalance.facts import FactSet
+from attnbalance.measure import How, ModelSpec
+from attnbalance.salience import salience
+
+runner = CliRunner()
+FACTS = FactSet(
+    tuple(
+        Fact(f"Subject {i}", "city" if i % 2 else "sport", (("Paris", "London", "Rome", "Oslo")[i % 4],), 50.0 - i)
+        for i in range(24)
+    )
+)
+HOW = How(template="The {relation} of {subject} is", recall=True, batch_size=8)
+
+
+def changed(folder: Path, out: Path, names: tuple[str, ...]) -> str:
+    """A copy of a checkpoint with noise in the parameters whose name holds one of `names`, in every layer."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in names):
+                parameter.add_(0.5 * parameter.std() * torch.randn_like(parameter))
+    model.save_pretrained(out)
+    tiny_tokenizer("bos").save_pretrained(out)
+    return str(out)
+
+
+def explained(before: str, after: str, out: Path) -> dict:
+    explain_models(ModelSpec("before", before), ModelSpec("after", after), FACTS, HOW, out)
+    return json.loads((out / "explain.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("names", "cause"),
+    [(("q_proj", "k_proj"), "attention"), (("v_proj", "o_proj"), "storage"), (("mlp",), "storage")],
+)
+def test_a_planted_change_is_found_and_swapping_the_labels_turns_it_round(
+    llama_folder: Path, tmp_path: Path, names: tuple[str, ...], cause: str
+) -> None:
+    other = changed(llama_folder, tmp_path / "other", names)
+    there = explained(str(llama_folder), other, tmp_path / "there")["groups"]["all"]
+    back = explained(other, str(llama_folder), tmp_path / "back")["groups"]["all"]
+    assert abs(there["change"]["mean"]) > 0.01
+    assert there["shares"][cause]["mean"] == pytest.approx(1, abs=1e-3)  # 95% is asked for; nothing else changed
+    assert there["change"]["mean"] == pytest.approx(-back["change"]["mean"], abs=1e-5)
+    assert there["shares"][cause]["mean"] == pytest.approx(back["shares"][cause]["mean"], abs=1e-3)
+
+
+def test_a_finished_folder_is_left_as_it_is_and_its_files_are_whole(llama_folder: Path, tmp_path: Path) -> None:
+    other, out = changed(llama_folder, tmp_path / "other", ("q_proj",)), tmp_path / "out"
+    explained(str(llama_folder), other, out)
+    names = {path.name for path in out.iterdir()}
+    assert {"report.html", "explain.json", "changes.parquet", "causes.png", "answers.jsonl", "curves.json"} <= names
+    stamp = (out / "report.html").stat().st_mtime_ns
+    explained(str(llama_folder), other, out)
+    assert (out / "report.html").stat().st_mtime_ns == stamp
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_killed_run_goes_on_with_the_checks_that_it_had_made(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import attnbalance.explain as module
+
+    other, asked = changed(llama_folder, tmp_path / "other", ("q_proj",)), []
+    real = module.recall
+
+    def counted(*arguments: object, **options: object) -> object:
+        asked.append(1)
+        if len(asked) == 6:
+            raise KeyboardInterrupt
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, "recall", counted)
+    with pytest.raises(KeyboardInterrupt):
+        explained(str(llama_folder), other, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    first = len(asked)
+    found = explained(str(llama_folder), other, tmp_path / "out")
+    made = sum(len(checks) for checks in found["checks"].values())
+    assert len(asked) - first == made - 5  # five answers were kept
+    monkeypatch.undo()
+    assert found["checks"] == explained(str(llama_folder), other, tmp_path / "whole")["checks"]
+
+
+def test_checkpoints_of_another_shape_or_tokenizer_and_relations_of_one_answer_give_one_message(
+    llama_folder: Path, gpt2_folder: Path, tmp_path: Path
+) -> None:
+    path, one = tmp_path / "facts.jsonl", tmp_path / "one.jsonl"
+    path.write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in FACTS))
+    one.write_text("".join(json.dumps(Fact(f"S{i}", "r", ("x",)).as_dict()) + "\n" for i in range(6)))
+    other = tmp_path / "words"
+    tiny_model("llama").save_pretrained(other)
+    tiny_tokenizer("metaspace").save_pretrained(other)
+    options = ("--template", HOW.template, "--out", str(tmp_path / "out"))
+    for before, after, facts, message in (
+        (llama_folder, gpt2_folder, path, "models of different shapes"),
+        (llama_folder, other, path, "different tokenizers"),
+        (llama_folder, llama_folder, path, "used for more than one model"),
+        (f"a={llama_folder}", f"b={llama_folder}", one, "no other answer to be set against"),
+    ):
+        found = runner.invoke(app, ["explain", str(before), str(after), "--facts", str(facts), *options])
+        assert found.exit_code == 2, found.output
+        assert message in found.output.replace("\n", " ")
+        assert not (tmp_path / "out").exists()
+
+
+def test_salience_writes_numbers_for_every_reading_and_popularity(
+    llama_folder: Path, lora_folder: Path, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "out"
+    specs = [ModelSpec("a", str(llama_folder)), ModelSpec("b", str(llama_folder), str(lora_folder))]
+    answer = salience(specs, FACTS, HOW, out)
+    assert answer.startswith("a: ")
+    assert " b: " in answer
+    found = json.loads((out / "salience.json").read_text())
+    assert [one["label"] for one in found] == ["a", "b"]
+    names = [reading["name"] for reading in found[0]["readings"]]
+    assert {"value salience (subject, in context)", "value salience (extended)", "push towards the subject"} <= set(
+        names
+    )
+    assert all(len(reading["popularity"]) == 2 for reading in found[0]["readings"])
+    table = pq.read_table(out / "salience.parquet")
+    heads = [1 if name.startswith("MLP") else 4 for name in names]
+    assert len(table) == 2 * len(FACTS) * 2 * sum(heads)
+    assert {"salience.png", "popularity.png", "prompts.jsonl", "attnbalance.json"} <= {p.name for p in out.iterdir()}
+    assert salience(specs, FACTS, HOW, out) == answer
