@@ -244,6 +244,8 @@ def _norm(module: Module | None, d_model: int) -> Norm:
     sign = torch.ones(d_model, device=like.device)
     sign[1::2] = -1
     bias, even, flat = (module(x)[0] for x in (torch.zeros_like(level), level * sign, level))
+    if torch.equal(even, level[0] * sign) and torch.equal(flat, level[0]):  # torch.nn.Identity in a norm's place
+        return Norm(torch.ones_like(even), torch.zeros_like(even), False, True)
     gain = (even - bias) * sign
     centred = bool((flat - bias).abs().max() < 0.5 * gain.abs().max())
     return Norm(gain, bias, centred, False)

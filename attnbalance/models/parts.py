@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from jaxtyping import Bool
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import build, merged
@@ -30,26 +30,27 @@ def weight_parts(model: HookedModel) -> dict[str, Mapping[str, Bool[Tensor, ...]
     """
     twin = base_of(merged(model)).requires_grad_(False)
     own = dict(twin.named_parameters())
-    numbered = _number(twin)
+    numbered, total = _number(twin)
     bridge = build(twin, copy.deepcopy(twin.config))
-    masks = {part: {} for part in PARTS}
+    of_values, in_mlp = torch.zeros(total, dtype=torch.bool), set[int]()
     for i, block in enumerate(bridge.blocks):
-        taken = {"attention": _numbers(block.attn, ("q", "k")), "values": _numbers(block.attn, ("v", "o"))}
-        if not all(len(found) for found in taken.values()):
+        queries, values = _numbers(block.attn, ("q", "k")), _numbers(block.attn, ("v", "o"))
+        if not len(queries) or not len(values):
             raise ModelError(f"{model.name}: the queries, keys and values of layer {i} cannot be told apart")
-        _mark(masks, own, numbered, taken)
-        inside = {id(parameter) for parameter in getattr(block, "mlp", torch.nn.Module()).parameters()}
-        for name, parameter in own.items():
-            if id(parameter) in inside:
-                masks["mlp"][name] = torch.ones(parameter.shape, dtype=torch.bool)
+        of_values[values] = True
+        in_mlp |= {id(parameter) for parameter in getattr(block, "mlp", Module()).parameters()}
+    masks: dict[str, Mapping[str, Tensor]] = {part: {} for part in PARTS}
     for name, parameter in own.items():
-        covered = torch.zeros(parameter.shape, dtype=torch.bool)
-        for part in PARTS:
-            covered |= masks[part].get(name, covered)
-        left = "attention" if name in numbered else "rest"
-        if not bool(covered.all()):
-            masks[left][name] = ~covered | masks[left].get(name, torch.zeros_like(covered))
-    return {part: dict(found) for part, found in masks.items()}
+        if name in numbered:
+            size = parameter.numel()
+            values = of_values[numbered[name] : numbered[name] + size].reshape(parameter.shape)
+            found = {"attention": ~values, "values": values}
+        else:
+            found = {"mlp" if id(parameter) in in_mlp else "rest": torch.ones(parameter.shape, dtype=torch.bool)}
+        for part, mask in found.items():
+            if bool(mask.any()):
+                masks[part] = {**masks[part], name: mask}
+    return masks
 
 
 def transplant_weights(into: HookedModel, source: HookedModel, parts: Collection[str]) -> HookedModel:
@@ -69,7 +70,7 @@ def transplants(
 ) -> list[HookedModel]:
     """`transplant_weights` for several combinations of parts, the masks of `weight_parts` made once."""
     check_shapes(into, source)
-    other = dict(base_of(merged(source)).named_parameters())
+    other = _parameters(source)
     result = []
     for parts in combinations:
         unknown = sorted(set(parts) - set(PARTS))
@@ -92,7 +93,7 @@ def changed_parts(
 ) -> tuple[str, ...]:
     """The parts in which two models of one shape differ at all; raises `ModelError` for different shapes."""
     check_shapes(a, b)
-    first, second = (dict(base_of(merged(one)).named_parameters()) for one in (a, b))
+    first, second = _parameters(a), _parameters(b)
 
     def differs(part: str) -> bool:
         return any(
@@ -105,7 +106,7 @@ def changed_parts(
 
 def check_shapes(a: HookedModel, b: HookedModel) -> None:
     """Raise `ModelError` unless two models have the same parameters, adapters merged, in the same shapes."""
-    first, second = ({name: tuple(p.shape) for name, p in base_of(merged(one)).named_parameters()} for one in (a, b))
+    first, second = ({name: tuple(p.shape) for name, p in _parameters(one).items()} for one in (a, b))
     if first != second:
         name = next(iter(sorted(set(first.items()) ^ set(second.items()))))[0]
         raise ModelError(
@@ -114,21 +115,29 @@ def check_shapes(a: HookedModel, b: HookedModel) -> None:
         )
 
 
-def _number(twin: Module) -> dict[str, tuple[int, Tensor]]:
-    """Fill all parameters of attention modules with numbers of their own; for each its first number and its shape."""
-    numbered, start = {}, 1
+def _parameters(model: HookedModel) -> dict[str, Parameter]:
+    """The parameters of a model with adapters merged: its own where there are none, a copy's otherwise."""
+    adapted = base_of(model.model) is not model.model
+    return dict((base_of(merged(model)) if adapted else model.model).named_parameters())
+
+
+def _number(twin: Module) -> tuple[dict[str, int], int]:
+    """Fill the parameters of attention modules with numbers, all different; the first of each, and how many there are.
+
+    In float64, which holds them exactly.
+    """
+    numbered, total = {}, 0
     for place, module in twin.named_modules():
-        if "attention" not in type(module).__name__.lower() or not isinstance(getattr(module, "layer_idx", 0), int):
+        if "attention" not in type(module).__name__.lower():
             continue
         for inner, parameter in module.named_parameters():
             name = f"{place}.{inner}"
-            if name in numbered:
-                continue
-            size = parameter.numel()
-            parameter.data = torch.arange(start, start + size, dtype=torch.float64).reshape(parameter.shape)
-            numbered[name] = (start, parameter)
-            start += size
-    return numbered
+            if name not in numbered:
+                size = parameter.numel()
+                parameter.data = torch.arange(total, total + size, dtype=torch.float64).reshape(parameter.shape)
+                numbered[name] = total
+                total += size
+    return numbered, total
 
 
 def _numbers(attention: Module, names: Collection[str]) -> Tensor:
@@ -140,20 +149,3 @@ def _numbers(attention: Module, names: Collection[str]) -> Tensor:
         for parameter in getattr(attention, name).parameters()
     ]
     return torch.cat(found).long() if found else torch.zeros(0, dtype=torch.long)
-
-
-def _mark(
-    masks: Mapping[str, dict[str, Tensor]],
-    own: Mapping[str, Tensor],
-    numbered: Mapping[str, tuple[int, Tensor]],
-    taken: Mapping[str, Tensor],
-) -> None:
-    """Mark the entries whose numbers were taken."""
-    for part, numbers in taken.items():
-        for name, (start, _) in numbered.items():
-            size = own[name].numel()
-            here = numbers[(numbers >= start) & (numbers < start + size)] - start
-            if len(here):
-                mask = masks[part].get(name, torch.zeros(own[name].shape, dtype=torch.bool)).flatten()
-                mask[here] = True
-                masks[part][name] = mask.reshape(own[name].shape)

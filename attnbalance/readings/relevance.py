@@ -24,7 +24,8 @@ class Relevance:
     `subject` and `others` are the counterparts of s_rel and p_rel (Ghosal et al. 2024, Definitions 4.3 and 4.4):
     averages, weighted by attention, of the gradient of log p(answer) with respect to the attention probability of each
     token. `push` is the gradient with respect to a number added to the scores of all subject tokens,
-    mass (1 - mass) (subject - others): above 0, a step of training on the fact raises attention to the subject
+    m ((1 - m) subject - m' others), with m and m' the attention on the subject and on the others: without attention
+    sinks m (1 - m) (subject - others). Above 0, a step of training on the fact raises attention to the subject
     (Theorem 4.5). Its sum over heads says so of the whole model.
     """
 
@@ -40,7 +41,7 @@ def read_relevance(
 
     In a one-layer model the gradient with respect to the probability of token j is (e_a - p)^T W_V x_j, so that
     `subject` and `others` are the paper's s_rel and p_rel exactly; in deep models it holds every later layer's response
-    to the value as well. (Definition 4.4 prints f(r, p_r), which its derivation shows to be f(s, p_r).) One forward and
+    to the value, rows included. (Definition 4.4 prints f(r, p_r), which its derivation shows to be f(s, p_r).) One forward and
     one backward pass a batch. Raises `ModelError` for models whose rows cannot be edited.
     """
     from tqdm import tqdm
@@ -67,7 +68,7 @@ def _slopes(
 
     def free(layer: int, row: Tensor) -> Tensor:
         added[layer] = torch.zeros_like(row, requires_grad=True)
-        return row.detach() + added[layer]
+        return row + added[layer]
 
     parameters = [p for p in model.model.parameters() if p.requires_grad]
     for parameter in parameters:
@@ -93,7 +94,7 @@ def _readings(
         (rows * slopes).masked_fill(~here, 0.0).sum(-1) / part.clamp(min=torch.finfo(part.dtype).tiny)
         for here, part in zip((inside, ~inside), mass, strict=True)
     )
-    push = mass[0] * mass[1] * (subject - others)
+    push = mass[0] * ((1 - mass[0]) * subject - mass[1] * others)
     ids, subjects = tuple(p.prompt_id for p in prompts), tuple(p.fact.subject for p in prompts)
     return tuple(
         Reading(name, unit, values, model.layers, ids, subjects)

@@ -103,6 +103,14 @@ def test_boosting_is_a_softmax_of_scores_with_log_alpha_added(alpha: float) -> N
     assert torch.equal(named(1, row), row)
 
 
+@pytest.mark.parametrize("alpha", [1e-30, 1e-8, 1e-4, 1e30])
+def test_a_token_that_holds_all_attention_keeps_it_however_its_subject_is_boosted(alpha: float) -> None:
+    # softmax rounds what a head hardly attends to down to 0, so that nothing is left to take over
+    row = BATCH.spans["subject"][:, None].expand(9, 4, -1).float()
+    row = row * (row.cumsum(-1) == 1)
+    torch.testing.assert_close(boost(alpha)(BATCH)(0, row), row, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize("family", EDITABLE)
 def test_gradients_through_a_boosted_model_are_those_of_eager_attention(family: str) -> None:
     model, oracle, one = hooked(family), eager(uneven(family)), ENCODINGS[1]

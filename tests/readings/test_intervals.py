@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attnbalance.readings.intervals import Interval, finite, mean_intervals, share_interval
+from attnbalance.readings.intervals import (
+    Interval,
+    finite,
+    mean_intervals,
+    rank_correlations,
+    ratio_intervals,
+    share_interval,
+)
 
 
 def _naive_interval(values, clusters, resamples=1500, seed=7):
@@ -172,3 +179,54 @@ def test_zero_is_excluded_only_by_both_ends_on_one_side():
     ends = [(0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1), (0.0, 0.1)]
     assert [Interval(0.0, low, high, 1).excludes_zero for low, high in ends] == [True, True, False, False]
     assert [finite(x) for x in (1.5, math.nan, math.inf)] == [1.5, None, None]
+
+
+def _table(n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.normal(size=n)
+    return np.stack([y + rng.normal(size=n), rng.normal(size=n), -(y**3)], axis=1), y, [str(i) for i in range(n)]
+
+
+def test_rank_correlations_are_spearmans():
+    x, y, names = _table()
+    for column, found in zip(x.T, rank_correlations(x, y, names), strict=True):
+        assert found.mean == pytest.approx(stats.spearmanr(column, y).statistic, abs=1e-12)
+    rounded = np.round(x, 0)  # ties
+    assert rank_correlations(rounded, y, names)[0].mean == pytest.approx(stats.spearmanr(rounded[:, 0], y).statistic)
+
+
+def test_rank_correlations_of_noise_exclude_zero_as_rarely_as_they_should():
+    hits = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        found = rank_correlations(rng.normal(size=(40, 1)), rng.normal(size=40), [str(i) for i in range(40)], seed=seed)
+        hits += found[0].excludes_zero
+    assert hits <= 22  # 5% of 200 is 10; more than 22 has probability 2e-4 under it
+
+
+def test_a_constant_has_no_correlation_and_few_clusters_no_interval():
+    x, y, names = _table()
+    assert rank_correlations(np.ones((200, 1)), y, names)[0].mean == 0
+    assert math.isnan(rank_correlations(x, y, ["a", "b"] * 100)[0].low)
+
+
+def test_shares_of_a_total_add_up_and_a_total_that_may_be_zero_has_none():
+    x, _, names = _table()
+    parts = x[:, :2] + [3.0, 1.0]
+    found = ratio_intervals(parts, parts.sum(1), names)
+    assert sum(one.mean for one in found) == pytest.approx(1)
+    assert found[0].mean == pytest.approx(parts[:, 0].sum() / parts.sum())
+    assert found[0].low < found[0].mean < found[0].high
+    centred = x[:, :1] - x[:, :1].mean()
+    assert math.isnan(ratio_intervals(centred, centred[:, 0] + 1e-3, names)[0].low)
+
+
+def test_shares_of_a_total_hold_the_truth_as_often_as_they_should():
+    missed = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        total = rng.normal(2.0, 1.0, size=60)
+        part = 0.7 * total + rng.normal(0, 0.5, size=60)
+        (found,) = ratio_intervals(part[:, None], total, [str(i) for i in range(60)], seed=seed)
+        missed += not found.low <= 0.7 <= found.high
+    assert missed <= 22  # as above

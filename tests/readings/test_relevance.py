@@ -16,7 +16,7 @@ from attnbalance import HookedModel, Prompt, load_model
 from attnbalance.errors import ModelError
 from attnbalance.models.edits import boost, edited
 from attnbalance.models.forward import forward_rows
-from attnbalance.readings.relevance import Relevance, read_relevance
+from attnbalance.readings.relevance import read_relevance
 from attnbalance.tokens import encode, encode_answers, pad
 
 # The model computes in float32, which is off by 6e-8 of each number: sums of some 20 numbers near 1 are off by some
@@ -49,7 +49,7 @@ def hand_made(model: LlamaForCausalLM, prompt: Prompt) -> tuple[Tensor, Tensor, 
 
 
 def log_p(model: HookedModel, prompt: Prompt, head: tuple[int, int], change: float) -> float:
-    """log p(answer's first token) with `change` added to the scores of the subject's tokens in one head."""
+    """Log p(answer's first token) with `change` added to the scores of the subject's tokens in one head."""
     (encoding,) = encode([prompt], model.tokenizer)
     batch, answer = pad([encoding]), encode_answers([encoding], model.tokenizer)[0][0]
     with torch.no_grad(), edited(model, boost(math.exp(change), heads={head[0]: [head[1]]})(batch)):
@@ -139,7 +139,6 @@ def test_reading_relevance_leaves_parameters_gradients_and_mode_as_they_were() -
         assert torch.equal(parameter, weights[name])
         assert (parameter.grad is None) == (name != "lm_head.weight")
     assert torch.equal(model.lm_head.weight.grad, torch.ones_like(model.lm_head.weight))
-    assert isinstance(before, Relevance)
     for name in READINGS:
         assert torch.equal(getattr(before, name).values, getattr(again, name).values)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -22,19 +23,14 @@ from attnbalance.readings.salience import read_mlp_salience, read_stored_answers
 # Float32 keeps seven digits and sums of some 100 products lose one: relative to the largest entry. A wrong slice, norm
 # or gain shows as 1e-1 and more in these models.
 TOLERANCE = 1e-5
-EXACT = 1e-6  # one product each, and a mean: nothing but the last digit of numbers near 1 is lost
-DENSE = ("llama", "gpt2", "gemma2")
+EXACT = 1e-6  # sums of at most 12 numbers: nothing but the last digit is lost
+FAMILIES = ("llama", "gpt2", "gemma2", "gpt_oss")
 
 
 def near(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
-    assert found.shape == expected.shape
     scale = float(expected.abs().max())
     assert scale > 0
     torch.testing.assert_close(found, expected, atol=tolerance * scale, rtol=0)
-
-
-def planted() -> tuple[PreTrainedModel, Contrasts]:
-    return one_layer(), make_contrasts(word_prompts(), word_tokenizer())
 
 
 def opened(model: PreTrainedModel, contrasts: Contrasts) -> BridgedModel:
@@ -42,69 +38,68 @@ def opened(model: PreTrainedModel, contrasts: Contrasts) -> BridgedModel:
     return bridge_of(load_model(model, tokenizer=tokenizer))
 
 
-def random_model(family: str) -> PreTrainedModel:
+def random_model(family: str) -> Any:
     """A tiny model whose gains and biases are no longer all ones and zeros."""
     model, noise = tiny_model(family), torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=noise)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn(parameter.shape, generator=noise)
     return model
 
 
-def contrasts_of() -> Contrasts:
-    """The questions of tests/tiny.py as two relations of 5 and 4 answers, several tokens to a subject."""
+@pytest.fixture(scope="module")
+def contrasts() -> Contrasts:
+    """The questions of tests/tiny.py as two relations of 5 and 4 answers; subjects have several tokens."""
     facts = [replace(fact, relation=("odd", "even")[i % 2]) for i, fact in enumerate(FACTS)]
     return make_contrasts(make_prompts(facts), tiny_tokenizer())
 
 
-def layers_of(model: PreTrainedModel) -> list:
-    return list(model.transformer.h if "GPT2" in type(model).__name__ else model.model.layers)
+@pytest.fixture(scope="module")
+def words() -> Contrasts:
+    return make_contrasts(word_prompts(), word_tokenizer())
 
 
-def direction(model: PreTrainedModel, contrasts: Contrasts) -> Tensor:
-    """Answer minus mean of the others, in front of the final norm at scale 1."""
-    rows = []
-    for prompt, answer, others in zip(contrasts.prompts, contrasts.answer, contrasts.others, strict=True):
-        U = model.lm_head.weight[list(contrasts.candidates[prompt.fact.relation])]
-        rows.append(U[answer] - sum(U[k] for k in others) / len(others))
-    found = torch.stack(rows)
-    if "GPT2" in type(model).__name__:
-        found = found * model.transformer.ln_f.weight
-        return found - found.mean(-1, keepdim=True)
+def against_others(scores: Callable[[int, int], Any], contrasts: Contrasts) -> Tensor:
+    """Of scores(prompt, token), that of the answer's token minus the mean of the others'."""
+    found = []
+    for p, (answer, others) in enumerate(zip(contrasts.answer, contrasts.others, strict=True)):
+        tokens = contrasts.candidates[contrasts.prompts[p].fact.relation]
+        found.append(scores(p, tokens[answer]) - sum(scores(p, tokens[k]) for k in others) / len(others))
+    return torch.stack(found)
+
+
+def direction(model: Any, contrasts: Contrasts) -> Tensor:
+    """The contrast's direction in front of the final norm at scale 1."""
+    found = against_others(lambda _, token: model.lm_head.weight[token], contrasts)
+    if hasattr(model, "transformer"):  # a layer norm takes the mean off
+        return found * model.transformer.ln_f.weight - (found * model.transformer.ln_f.weight).mean(-1, keepdim=True)
     return found * (model.model.norm.weight + ("Gemma" in type(model).__name__))
 
 
-def value_output(layer: torch.nn.Module, head: int) -> tuple[Tensor, Tensor]:
-    """W_V [value, d_model] and W_O [d_model, value] of one of 4 heads of size 8; the others have 2 heads of values."""
+def layers_of(model: Any) -> list[Any]:
+    return list(model.transformer.h if hasattr(model, "transformer") else model.model.layers)
+
+
+def value_output(layer: Any, head: int) -> tuple[Tensor, Tensor]:
+    """W_V [value, d_model] and W_O [d_model, value] of one of 4 heads of size 8; but for GPT-2, two share their W_V."""
+    own, shared = (slice(8 * i, 8 * i + 8) for i in (head, head // 2))
     if hasattr(layer, "attn"):
-        here = slice(64 + 8 * head, 72 + 8 * head)
-        return layer.attn.c_attn.weight[:, here].T, layer.attn.c_proj.weight[8 * head : 8 * head + 8].T
-    group, attention = head // 2, layer.self_attn
-    W_O = attention.o_proj.weight[:, 8 * head : 8 * head + 8]
+        return layer.attn.c_attn.weight[:, 64:][:, own].T, layer.attn.c_proj.weight[own].T
+    W_O = layer.self_attn.o_proj.weight[:, own]
     if hasattr(layer, "pre_feedforward_layernorm"):
         W_O = (1 + layer.post_attention_layernorm.weight)[:, None] * W_O
-    return attention.v_proj.weight[8 * group : 8 * group + 8], W_O
+    return layer.self_attn.v_proj.weight[shared], W_O
 
 
-def mlp_of(layer: torch.nn.Module, x: Tensor) -> Tensor:
-    if hasattr(layer, "ln_2"):
-        return layer.mlp(layer.ln_2(x))
+def mlp_of(layer: Any, x: Tensor) -> Tensor:
+    """What a layer's MLP writes where the residual stream is x."""
     if hasattr(layer, "pre_feedforward_layernorm"):
         return layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(x)))
-    found = layer.mlp(layer.post_attention_layernorm(x)[None])
+    found = layer.mlp((layer.ln_2 if hasattr(layer, "ln_2") else layer.post_attention_layernorm)(x)[None])
     return (found[0] if isinstance(found, tuple) else found)[0]
 
 
-def subjects(model: PreTrainedModel, contrasts: Contrasts, at: str) -> Tensor:
-    ids = torch.tensor([one.ids[one.spans["subject"][-1]] for one in contrasts.encodings])
-    x = model.get_input_embeddings()(ids)
-    return x + mlp_of(layers_of(model)[0], x) if at == "extended" else x
-
-
-def in_context(
-    model: PreTrainedModel, contrasts: Contrasts, part: Callable[[torch.nn.Module], torch.nn.Module], inputs: bool
-) -> Tensor:
+def in_context(model: Any, contrasts: Contrasts, part: str, inputs: bool = False) -> Tensor:
     """What goes into or comes out of a part of each layer at the subject's last token, one prompt at a time."""
     seen: list[Tensor] = []
 
@@ -112,7 +107,7 @@ def in_context(
         found = args[0] if inputs else output[0] if isinstance(output, tuple) else output
         seen.append(found.reshape(-1, found.shape[-1])[place])
 
-    hooks = [part(layer).register_forward_hook(keep) for layer in layers_of(model)]
+    hooks = [layer.get_submodule(part).register_forward_hook(keep) for layer in layers_of(model)]
     for one in contrasts.encodings:
         place = one.spans["subject"][-1]
         model(input_ids=torch.tensor([one.ids]), use_cache=False)
@@ -122,42 +117,39 @@ def in_context(
 
 
 @torch.no_grad()
-def test_in_one_layer_value_salience_is_the_papers_definition_set_against_the_other_answers() -> None:
-    model, contrasts = planted()
-    found = read_value_salience(opened(model, contrasts), contrasts, at="embedding")
-    W_V, phi = model.model.layers[0].self_attn.v_proj.weight, torch.eye(model.config.vocab_size)
-    expected = []
-    for one, answer, others in zip(contrasts.encodings, contrasts.answer, contrasts.others, strict=True):
-        tokens = contrasts.candidates[one.prompt.fact.relation]
-        S = [phi[a] @ W_V @ phi[one.ids[0]] for a in tokens]
-        expected.append(S[answer] - sum(S[k] for k in others) / len(others))
-    near(found.values[:, 0, 0], torch.stack(expected), EXACT)
-    assert found.prompt_ids == tuple(prompt.prompt_id for prompt in contrasts.prompts)
+def test_in_one_layer_value_salience_is_the_papers_definition_set_against_the_other_answers(words: Contrasts) -> None:
+    model = one_layer()
+    found = read_value_salience(opened(model, words), words, at="embedding")
+    W_V, phi = model.get_parameter("model.layers.0.self_attn.v_proj.weight"), torch.eye(model.config.vocab_size)
+    S = [[phi[a] @ W_V @ phi[one.ids[0]] for a in range(len(phi))] for one in words.encodings]
+    near(found.values[:, 0, 0], against_others(lambda p, a: S[p][a], words), EXACT)
+    assert found.prompt_ids == tuple(prompt.prompt_id for prompt in words.prompts)
 
 
 @torch.no_grad()
-def test_in_one_layer_mlp_salience_is_the_sum_over_neurons_of_activation_times_value() -> None:
-    model, contrasts = planted()
-    found = read_mlp_salience(opened(model, contrasts), contrasts, at="embedding")
-    mlp, expected = model.model.layers[0].mlp, []
-    for one, answer, others in zip(contrasts.encodings, contrasts.answer, contrasts.others, strict=True):
-        tokens, total, s = contrasts.candidates[one.prompt.fact.relation], 0.0, one.ids[0]
-        for n in range(12):
-            gate = mlp.gate_proj.weight[n, s]
-            value = mlp.down_proj.weight[:, n]
-            readout = value[tokens[answer]] - sum(value[tokens[k]] for k in others) / len(others)
-            total += float(gate * torch.sigmoid(gate) * mlp.up_proj.weight[n, s] * readout)
-        expected.append(total)
-    near(found.values[:, 0, 0], torch.tensor(expected), EXACT)
+def test_in_one_layer_mlp_salience_is_the_sum_over_neurons_of_activation_times_value(words: Contrasts) -> None:
+    model = one_layer()
+    found = read_mlp_salience(opened(model, words), words, at="embedding")
+    mlp, total = model.model.layers[0].mlp, torch.zeros(len(words), dtype=torch.float64)
+    for n in range(12):
+        gate, up = mlp.gate_proj.weight[n].double(), mlp.up_proj.weight[n].double()
+        activation = torch.stack(
+            [gate[s] * torch.sigmoid(gate[s]) * up[s] for s in (e.ids[0] for e in words.encodings)]
+        )
+        total += activation * against_others(lambda _, a, n=n: mlp.down_proj.weight[a, n].double(), words)
+    near(found.values[:, 0, 0], total.float(), EXACT)
 
 
 @pytest.mark.parametrize("at", ["embedding", "extended"])
-@pytest.mark.parametrize("family", [*DENSE, "gpt_oss"])
+@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_salience_without_context_equals_a_loop_over_the_models_own_weights(family: str, at: str) -> None:
-    model, contrasts = random_model(family), contrasts_of()
-    x, readout = subjects(model, contrasts, at), direction(model, contrasts)
-    expected = torch.zeros(len(contrasts), 2, 4)
+def test_salience_without_context_equals_a_loop_over_the_models_own_weights(
+    contrasts: Contrasts, family: str, at: str
+) -> None:
+    model = random_model(family)
+    x = model.get_input_embeddings()(torch.tensor([one.ids[one.spans["subject"][-1]] for one in contrasts.encodings]))
+    x = x + mlp_of(layers_of(model)[0], x) if at == "extended" else x
+    readout, expected = direction(model, contrasts), torch.zeros(len(contrasts), 2, 4)
     for i, layer in enumerate(layers_of(model)):
         normed = (layer.ln_1 if family == "gpt2" else layer.input_layernorm)(x)
         for head in range(4):
@@ -170,56 +162,54 @@ def test_salience_without_context_equals_a_loop_over_the_models_own_weights(fami
     near(read_mlp_salience(bridged, contrasts, at=at).values[..., 0], (written * readout[:, None]).sum(-1))
 
 
-@pytest.mark.parametrize("family", [*DENSE, "gpt_oss"])
+@pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
-def test_mlp_salience_in_context_is_what_the_mlp_writes_at_the_subjects_last_token(family: str) -> None:
-    model, contrasts = random_model(family), contrasts_of()
-    last = "post_feedforward_layernorm" if family == "gemma2" else "mlp"
-    written = in_context(model, contrasts, lambda layer: getattr(layer, last), inputs=False)
-    expected = (written * direction(model, contrasts)[:, None]).sum(-1)
-    for batch_size in (1, 4):
-        found = read_mlp_salience(opened(model, contrasts), contrasts, at="context", batch_size=batch_size)
-        near(found.values[..., 0], expected)
+def test_mlp_salience_in_context_is_what_the_mlp_writes_at_the_subjects_last_token(
+    contrasts: Contrasts, family: str
+) -> None:
+    model = random_model(family)
+    written = in_context(model, contrasts, "post_feedforward_layernorm" if family == "gemma2" else "mlp")
+    expected, bridged = (written * direction(model, contrasts)[:, None]).sum(-1), opened(model, contrasts)
+    for size in (1, 4):
+        near(read_mlp_salience(bridged, contrasts, at="context", batch_size=size).values[..., 0], expected)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize(("family", "last"), [("llama", "mlp.down_proj"), ("gpt2", "mlp.c_proj")])
 @torch.no_grad()
-def test_all_neurons_add_up_to_mlp_salience_and_the_best_come_first(family: str) -> None:
-    model, contrasts = random_model(family), contrasts_of()
-    bridged, layers = opened(model, contrasts), layers_of(model)
+def test_all_neurons_add_up_to_mlp_salience_and_the_best_come_first(
+    contrasts: Contrasts, family: str, last: str
+) -> None:
+    model = random_model(family)
+    bridged, readout = opened(model, contrasts), direction(model, contrasts)
+    output = [layer.get_submodule(last) for layer in layers_of(model)]
     neurons = top_neurons(bridged, contrasts, n=10**6, batch_size=4)
-    bias = torch.stack([layer.mlp.c_proj.bias for layer in layers]) if family == "gpt2" else torch.zeros(2, 32)
-    readout = direction(model, contrasts)
-    total = torch.tensor([sum(one.salience for one in found) for found in neurons]) + (readout @ bias.T).sum(-1)
-    near(total, read_mlp_salience(bridged, contrasts, at="context").values.sum((1, 2)))
-    last = "c_proj" if family == "gpt2" else "down_proj"
-    active = in_context(model, contrasts, lambda layer: getattr(layer.mlp, last), inputs=True)
+    total = torch.tensor([sum(one.salience for one in found) for found in neurons])
+    bias = sum((readout @ one.bias for one in output if one.bias is not None), torch.zeros(len(contrasts)))
+    assert bool(bias.any()) == (family == "gpt2")
+    near(total + bias, read_mlp_salience(bridged, contrasts, at="context").values.sum((1, 2)))
+    active = in_context(model, contrasts, last, inputs=True)
     for p, found in enumerate(neurons):
-        assert len({(one.layer, one.neuron) for one in found}) == len(found) == active[0].numel()
+        assert len({(one.layer, one.neuron) for one in found}) == len(found) == active[p].numel()
         assert [one.salience for one in found] == sorted((one.salience for one in found), reverse=True)
         for one in (found[0], found[-1]):
-            weight = getattr(layers[one.layer].mlp, last).weight
-            value = weight[one.neuron] if family == "gpt2" else weight[:, one.neuron]
+            weight = output[one.layer].weight if family == "gpt2" else output[one.layer].weight.T
             assert one.activation == pytest.approx(float(active[p, one.layer, one.neuron]), rel=1e-4)
-            assert one.readout == pytest.approx(float(value @ readout[p]), rel=1e-4, abs=1e-5)
+            assert one.readout == pytest.approx(float(weight[one.neuron] @ readout[p]), rel=1e-4, abs=1e-5)
             assert one.salience == pytest.approx(one.activation * one.readout, rel=1e-5)
     assert top_neurons(bridged, contrasts, n=3, batch_size=4) == [found[:3] for found in neurons]
 
 
-def test_a_mixture_of_experts_has_no_neurons_to_name() -> None:
-    contrasts = contrasts_of()
+def test_a_mixture_of_experts_has_no_neurons_to_name(contrasts: Contrasts) -> None:
     with pytest.raises(ModelError, match="mixture of experts"):
         top_neurons(opened(tiny_model("gpt_oss"), contrasts), contrasts)
 
 
-def test_answers_planted_in_the_values_rank_first_at_their_subject_and_not_at_another() -> None:
-    model, contrasts = planted()
-    W_V = model.model.layers[0].self_attn.v_proj.weight
-    with torch.no_grad():
-        W_V.zero_()
-        for one, token in zip(contrasts.encodings, contrasts.tokens, strict=True):
-            W_V[token, one.ids[0]] = 1.0
-    found = read_stored_answers(opened(model, contrasts), contrasts)
+def test_answers_planted_in_the_values_rank_first_at_their_subject_and_not_at_another(words: Contrasts) -> None:
+    model = one_layer()
+    W_V = model.model.layers[0].self_attn.v_proj.weight.data.zero_()
+    for one, token in zip(words.encodings, words.tokens, strict=True):
+        W_V[token, one.ids[0]] = 1.0
+    found = read_stored_answers(opened(model, words), words)
     assert found.rank.tolist() == [1] * 10
     assert found.control[:6].tolist() == [2] * 6  # there the other subject's answer alone scores higher
     assert (found.control[6:] > 1).all()  # as it does for sports, where golf is planted twice
@@ -227,30 +217,27 @@ def test_answers_planted_in_the_values_rank_first_at_their_subject_and_not_at_an
 
 
 @torch.no_grad()
-def test_stored_answers_rank_the_summed_values_of_all_heads_whatever_the_batch_size() -> None:
-    model, contrasts = random_model("llama"), contrasts_of()
-    values = in_context(model, contrasts, lambda layer: layer.self_attn.v_proj, inputs=False)
-    state = torch.zeros(len(contrasts), 32)
-    for i, layer in enumerate(layers_of(model)):
-        grouped = values[:, i].view(-1, 2, 1, 8).expand(-1, 2, 2, 8).reshape(-1, 32)
-        state += layer.self_attn.o_proj(grouped)
+def test_stored_answers_rank_the_summed_values_of_all_heads_whatever_the_batch_size(contrasts: Contrasts) -> None:
+    model = random_model("llama")
+    values, state = in_context(model, contrasts, "self_attn.v_proj"), torch.zeros(len(contrasts), 32)
+    for i, layer in enumerate(layers_of(model)):  # two heads to a value
+        state += layer.self_attn.o_proj(values[:, i].view(-1, 2, 1, 8).expand(-1, 2, 2, 8).reshape(-1, 32))
     scores = (state * model.model.norm.weight) @ model.lm_head.weight.T
-    expected = []
-    for p, (prompt, answer) in enumerate(zip(contrasts.prompts, contrasts.answer, strict=True)):
-        rows = [i for i, other in enumerate(contrasts.prompts) if other.fact.relation == prompt.fact.relation]
-        tokens = list(contrasts.candidates[prompt.fact.relation])
-        above = scores[p, tokens] - scores[rows][:, tokens].mean(0)
-        expected.append(int((above >= above[answer]).sum()))  # no two are equal here, and every other one is wrong
+    relations, expected = [prompt.fact.relation for prompt in contrasts.prompts], []
+    for p, answer in enumerate(contrasts.answer):
+        tokens = list(contrasts.candidates[relations[p]])
+        above = scores[p, tokens] - scores[[relation == relations[p] for relation in relations]][:, tokens].mean(0)
+        expected.append(int((above >= above[answer]).sum()))
     assert len(set(expected)) > 2
-    found = [read_stored_answers(opened(model, contrasts), contrasts, batch_size=size) for size in (1, 4, 9)]
+    bridged = opened(model, contrasts)
+    found = [read_stored_answers(bridged, contrasts, batch_size=size) for size in (1, 4, 9)]
     for one in found:
         assert one.rank.tolist() == expected
         assert one.control.tolist() == found[0].control.tolist()
-        assert one.candidates.tolist() == [len(contrasts.candidates[p.fact.relation]) for p in contrasts.prompts]
+        assert one.candidates.tolist() == [len(contrasts.candidates[relation]) for relation in relations]
 
 
 @pytest.mark.parametrize("read", [read_value_salience, read_mlp_salience])
-def test_an_unknown_place_to_read_a_subject_at_is_named(read: Callable) -> None:
-    contrasts = contrasts_of()
+def test_an_unknown_place_to_read_a_subject_at_is_named(contrasts: Contrasts, read: Callable) -> None:
     with pytest.raises(DataError, match="embedding or extended, got 'middle'"):
         read(opened(tiny_model("llama"), contrasts), contrasts, at="middle")

@@ -1,0 +1,133 @@
+"""Contrasts worked out by hand, with a tokenizer in which every word is one token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import tiny_prompts, tiny_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from attnbalance import Fact, Prompt
+from attnbalance.errors import BadRowsError, DataError
+from attnbalance.prompts import make_prompts
+from attnbalance.readings.contrast import check_tokenizers, make_contrasts
+
+WORDS = "<unk> </s> : France Italy Spain India city king Paris Rome Madrid New York Delhi Juan"
+ID = {word: i for i, word in enumerate(WORDS.split())}
+
+
+def words(**special: str) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordLevel(ID, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
+
+
+def prompts(*facts: tuple[str, ...], relation: str = "city") -> tuple[Prompt, ...]:
+    """Prompts "relation subject :", one for each (subject, answer, further accepted answers ...)."""
+    return make_prompts([Fact(subject, relation, answers) for subject, *answers in facts], "{relation} {subject} :")
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(ID[word] for word in text.split())
+
+
+def test_each_answer_is_set_against_all_others_of_its_relation_each_once() -> None:
+    found = make_contrasts(
+        (
+            *prompts(("France", "Paris"), ("Italy", "Rome"), ("Spain", "Madrid"), ("India", "Rome")),
+            *prompts(("Spain", "Juan"), ("Italy", "Paris"), relation="king"),
+        ),
+        words(eos_token="</s>"),
+    )
+    assert found.candidates == {"city": ids("Paris Rome Madrid"), "king": ids("Juan Paris")}
+    assert found.answer == (0, 1, 2, 1, 0, 1)
+    assert found.others == ((1, 2), (0, 2), (0, 1), (0, 2), (1,), (0,))
+    assert found.tokens == ids("Paris Rome Madrid Rome Juan Paris")
+    assert found.ambiguous == 0
+    assert [one.ids for one in found.encodings[:2]] == [ids("city France :"), ids("city Italy :")]
+
+
+def test_answers_that_a_fact_accepts_as_well_are_no_others() -> None:
+    facts = (("France", "Paris", "Rome", "Lutetia"), ("Italy", "Rome"), ("Spain", "Madrid"))
+    assert make_contrasts(prompts(*facts), words()).others == ((2,), (0, 2), (0, 1))
+
+
+def test_a_token_that_another_answer_shares_is_counted_as_ambiguous() -> None:
+    facts = (("France", "New York"), ("India", "New Delhi"), ("Spain", "Madrid"))
+    found = make_contrasts(prompts(*facts), words())
+    assert found.candidates == {"city": ids("New Madrid")}
+    assert (found.answer, found.others, found.ambiguous) == ((0, 0, 1), ((1,), (1,), (0,)), 2)
+    accepting = (("France", "New York", "New Delhi"), *facts[1:])  # cannot mistake one for the other
+    assert make_contrasts(prompts(*accepting), words()).ambiguous == 1
+
+
+def test_tokens_that_all_answers_begin_with_are_put_behind_the_prompt() -> None:
+    city = prompts(("France", "New York"), ("India", "New Delhi"))
+    king = prompts(("Spain", "Juan"), ("France", "New York"), relation="king")
+    found = make_contrasts((city[0], *king, city[1]), words())
+    assert found.candidates == {"city": ids("York Delhi"), "king": ids("Juan New")}
+    assert [one.ids for one in found.encodings] == [
+        ids("city France : New"),
+        ids("king Spain :"),
+        ids("king France :"),
+        ids("city India : New"),
+    ]
+    assert found.encodings[0].tokens[-1] == "New"
+    assert found.encodings[0].spans == {"relation": (0,), "subject": (1,)}
+    assert found.ambiguous == 0
+
+
+@pytest.mark.parametrize(("special", "end"), [({"eos_token": "</s>"}, 1), ({}, 0)])
+def test_an_answer_that_others_go_on_from_is_told_by_its_end(special: dict[str, str], end: int) -> None:
+    found = make_contrasts(prompts(("France", "New"), ("India", "New Delhi")), words(**special))
+    assert found.candidates == {"city": (end, ID["Delhi"])}
+    assert [one.ids[-1] for one in found.encodings] == [ID["New"]] * 2
+
+
+def test_facts_with_nothing_to_be_set_against_are_named() -> None:
+    city = prompts(("France", "Paris"), ("Italy", "Rome"))
+    king = prompts(("Spain", "Juan"), ("Italy", "Juan"), relation="king")
+    with pytest.raises(BadRowsError, match=r"2 of 4 facts have no other(.|\n)*'king' has the one answer 'Juan'") as one:
+        make_contrasts((king[0], *city, king[1]), words())
+    assert one.value.indices == (0, 3)
+    facts = (("France", "Paris", "Rome"), ("Italy", "Rome"))
+    with pytest.raises(BadRowsError, match=r"1 of 2 (.|\n)*every answer of relation 'city' is accepted for 'France'"):
+        make_contrasts(prompts(*facts), words())
+
+
+def test_directions_give_the_contrast_of_a_naive_loop_over_logits() -> None:
+    facts = (("France", "Paris"), ("Italy", "Rome", "Paris"), ("Spain", "Madrid"), ("India", "New Delhi"))
+    found = make_contrasts((*prompts(*facts), *prompts(*facts[1:], relation="king")), words())
+    generator = torch.Generator().manual_seed(0)
+    W_U, states = torch.randn(8, len(ID), generator=generator), torch.randn(7, 8, generator=generator)
+    first = ("Paris", "Rome", "Madrid", "New")
+    expected = []
+    for i, state in enumerate(states):
+        k, known = (i, first) if i < 4 else (i - 3, first[1:])
+        logits = [float(sum(state[d] * W_U[d, v] for d in range(8))) for v in range(len(ID))]
+        others = [logits[ID[word]] for word in known if word != first[k] and (first[k], word) != ("Rome", "Paris")]
+        expected.append(logits[ID[first[k]]] - sum(others) / len(others))
+    # float32 sums of eight products of entries up to 3
+    torch.testing.assert_close((found.of(W_U) * states).sum(1), torch.tensor(expected), atol=1e-5, rtol=1e-5)
+    some = found.at([5, 0])
+    torch.testing.assert_close(some.of(W_U), found.of(W_U)[[5, 0]])
+    assert (len(some), some.tokens, some.candidates) == (2, ids("Madrid Paris"), found.candidates)
+
+
+def test_a_byte_level_tokenizers_answers_begin_with_a_space() -> None:
+    facts = [Fact(p.fact.subject, "r", p.fact.answers, question=p.fact.question) for p in tiny_prompts()]
+    tokenizer = tiny_tokenizer()
+    found = make_contrasts(make_prompts(facts), tokenizer)
+    spelled = [tokenizer(" " + fact.answer, add_special_tokens=False)["input_ids"] for fact in facts]
+    assert len({tuple(one) for one in spelled}) == 9
+    shared = len(found.encodings[0].ids) - len(tokenizer(found.prompts[0].text, add_special_tokens=False)["input_ids"])
+    assert all(one[:shared] == spelled[0][:shared] for one in spelled)
+    assert found.tokens == tuple(one[shared] for one in spelled)
+    assert len(set(found.tokens)) > 1
+
+
+def test_two_tokenizers_are_told_apart() -> None:
+    check_tokenizers(words(), words(eos_token="</s>"))
+    with pytest.raises(DataError, match="different tokenizers"):
+        check_tokenizers(words(), tiny_tokenizer())
