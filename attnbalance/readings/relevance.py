@@ -41,8 +41,8 @@ def read_relevance(
 
     In a one-layer model the gradient with respect to the probability of token j is (e_a - p)^T W_V x_j, so that
     `subject` and `others` are the paper's s_rel and p_rel exactly; in deep models it holds every later layer's response
-    to the value, rows included. (Definition 4.4 prints f(r, p_r), which its derivation shows to be f(s, p_r).) One forward and
-    one backward pass a batch. Raises `ModelError` for models whose rows cannot be edited.
+    to the value, rows included. (Definition 4.4 prints f(r, p_r), which its derivation shows to be f(s, p_r).) One
+    forward and one backward pass a batch. Raises `ModelError` for models whose rows cannot be edited.
     """
     from tqdm import tqdm
 

@@ -74,9 +74,9 @@ def read_mlp_salience(
     """MLP salience: what each layer's MLP writes towards the answer at the subject's last token, one "head" a layer.
 
     `at` "embedding" and "extended" run each MLP on that vector; "context" takes what it writes in the prompt. Units as
-    in `read_value_salience`. It is the sum over neurons of activation times readout (see `top_neurons`) and the output's
-    bias; in families with a norm behind the MLP (Gemma 2), at that norm's true scale, which neurons by themselves are
-    read at 1. Raises `DataError` for another `at`.
+    in `read_value_salience`. It is the sum over neurons of activation times readout (see `top_neurons`) and the
+    output's bias; in families with a norm behind the MLP (Gemma 2), at that norm's true scale, where neurons by
+    themselves are read at 1. Raises `DataError` for another `at`.
     """
     direction = _direction(model, contrasts)
     if at == "context":
