@@ -42,8 +42,8 @@ def headline(explanation: Explanation) -> str:
     shares = [wording.percent(sum(r.correct) / len(r.correct)) for r in map(explanation.recall, (before, after))]
     n = wording.questions(len(explanation.prompts))
     counts = (
-        f"From {before} to {after}, {lost:,} of {n} are answered right no longer, and {gained:,} anew "
-        f"({shares[0]} to {shares[1]} right)."
+        f"{after} gets {lost:,} of {n} wrong that {before} gets right, and {gained:,} right that {before} gets wrong "
+        f"({shares[0]} right before, {shares[1]} after)."
     )
     return f"{counts} {cause_sentence(explanation)} {rescue_sentence(explanation, after, brief=True)}"
 

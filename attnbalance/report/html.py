@@ -42,7 +42,7 @@ def render(name: str, content: Mapping[str, object]) -> str:
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, loader=loader
     )
-    names = ("share", "percent_interval", "points", "popularity", "logits", "percent_share")
+    names = ("share", "percent_interval", "points", "popularity", "logits", "percent_share", "stacked")
     environment.filters.update({name: getattr(wording, name) for name in names})
     return environment.get_template(name).render(content)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from markupsafe import Markup
+
 from attnbalance.readings.intervals import Interval
 
 
@@ -62,10 +64,15 @@ def questions(n: int) -> str:
     return f"{n:,} question{'' if n == 1 else 's'}"
 
 
-def logits(found: Interval) -> str:
+def logits(found: Interval, digits: int = 2) -> str:
     """A number of logits with its interval, signs shown."""
-    ends = "" if math.isnan(found.low) else f" [{found.low:+.2f}, {found.high:+.2f}]"
-    return f"{found.mean:+.2f}{ends}"
+    ends = "" if math.isnan(found.low) else f" [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
+    return f"{found.mean:+.{digits}f}{ends}"
+
+
+def stacked(text: str) -> Markup:
+    """A number with its interval below it, for narrow columns."""
+    return Markup("<br>").join(part if i == 0 else f"[{part}" for i, part in enumerate(text.split(" [")))
 
 
 def percent_share(found: Interval) -> str:

@@ -67,7 +67,8 @@ def an_explanation(change: Change, subject: str = "Ann {}", popular: bool = True
 def test_the_headline_counts_what_is_lost_and_names_the_cause_and_what_comes_back():
     text = headline(an_explanation(a_change(-2.0, -0.5)))
     assert text.startswith(
-        "From old to new, 12 of 40 questions are answered right no longer, and 4 anew (50.0% to 30.0% right)."
+        "new gets 12 of 40 questions wrong that old gets right, and 4 right that old gets wrong "
+        "(50.0% right before, 30.0% after)."
     )
     assert "On the most popular fifth the right answer's lead over other answers falls by 2.5" in text
     assert "mostly because of where the model looks: 80% [" in text
@@ -135,7 +136,7 @@ def test_the_page_escapes_what_comes_from_facts_and_holds_the_headline(tmp_path)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "explain &lt;a&gt; b" in page
-    assert "12 of 40 questions are answered right no longer" in page
+    assert "new gets 12 of 40 questions wrong that old gets right" in page
     assert not re.search(r"(src|href)=.?http|url\(.?http|@import", page)  # nothing from the network
 
 
