@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnbalance.errors import AttnBalanceError
 from attnbalance.facts import FactSet
-from attnbalance.measure import How, ModelSpec, check_labels, files_of, load_spec, measure_all, usable_prompts
+from attnbalance.measure import How, ModelSpec, load_spec, measure_all, settings, usable_prompts
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.edits import Edit
 from attnbalance.models.hooked import HookedModel
@@ -48,15 +48,7 @@ def explain(
     different shapes or tokenizers and for whatever cannot be read, asked or written.
     """
     out, specs, how = as_folder(out), (before, after), replace(how, recall=True)
-    check_labels(specs)
-    config = {
-        "models": [asdict(spec) for spec in specs],
-        "files": [files_of(spec, how) for spec in specs],
-        "facts": facts.name,
-        "facts_sha256": facts.sha256,
-        "how": asdict(how),
-        "skip_bad": skip_bad,
-    }
+    config = settings(specs, facts, how, skip_bad)
     if not is_finished(out, KIND, config):
         prompts, dropped = usable_prompts(facts, specs, how, skip_bad, contrasted=True)
         work = open_work(out, KIND, config)

@@ -109,6 +109,19 @@ def files_of(spec: ModelSpec, how: How) -> list[str | None]:
     return [files_fingerprint(path) for path in (spec.model, base, spec.adapter, how.tokenizer) if path]
 
 
+def settings(specs: Sequence[ModelSpec], facts: FactSet, how: How, skip_bad: bool) -> dict[str, object]:
+    """All that the results of a command on some models and facts depend on; raises `DataError` for a label twice."""
+    check_labels(specs)
+    return {
+        "models": [asdict(spec) for spec in specs],
+        "files": [files_of(spec, how) for spec in specs],
+        "facts": facts.name,
+        "facts_sha256": facts.sha256,
+        "how": asdict(how),
+        "skip_bad": skip_bad,
+    }
+
+
 def usable_prompts(
     facts: FactSet, specs: Sequence[ModelSpec], how: How, skip_bad: bool, contrasted: bool = False
 ) -> tuple[tuple[Prompt, ...], dict[str, int]]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from attnbalance.errors import AttnBalanceError, DataError
 from attnbalance.facts import FactSet
-from attnbalance.measure import How, ModelSpec, check_labels, files_of, measure_all, usable_prompts
+from attnbalance.measure import How, ModelSpec, measure_all, settings, usable_prompts
 from attnbalance.outputs import (
     MARKER,
     as_folder,
@@ -50,15 +49,7 @@ def curve(
     out = as_folder(out)
     if not specs:
         raise DataError("expected at least one LABEL=MODEL to measure, got none")
-    check_labels(specs)
-    config = {
-        "models": [asdict(spec) for spec in specs],
-        "files": [files_of(spec, how) for spec in specs],
-        "facts": facts.name,
-        "facts_sha256": facts.sha256,
-        "how": asdict(how),
-        "skip_bad": skip_bad,
-    }
+    config = settings(specs, facts, how, skip_bad)
     if not is_finished(out, KIND, config):
         prompts, dropped = usable_prompts(facts, specs, how, skip_bad)
         work = open_work(out, KIND, config)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from attnbalance.errors import DataError
 from attnbalance.facts import FactSet
-from attnbalance.measure import How, ModelSpec, check_labels, files_of, load_spec, usable_prompts
+from attnbalance.measure import How, ModelSpec, load_spec, settings, usable_prompts
 from attnbalance.models.bridge import bridge_of
 from attnbalance.outputs import MARKER, as_folder, close_work, is_finished, read_json, replacing, write_json, write_text
 from attnbalance.prompts import Prompt
@@ -74,15 +74,7 @@ def salience(
     out = as_folder(out)
     if not specs:
         raise DataError("expected at least one LABEL=MODEL to read, got none")
-    check_labels(specs)
-    config = {
-        "models": [asdict(spec) for spec in specs],
-        "files": [files_of(spec, how) for spec in specs],
-        "facts": facts.name,
-        "facts_sha256": facts.sha256,
-        "how": asdict(how),
-        "skip_bad": skip_bad,
-    }
+    config = settings(specs, facts, how, skip_bad)
     if not is_finished(out, KIND, config):
         prompts, dropped = usable_prompts(facts, specs, how, skip_bad, contrasted=True)
         found = [_read(spec, prompts, how, progress) for spec in specs]
