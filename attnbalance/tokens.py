@@ -99,6 +99,8 @@ def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizer
             size = len(encodings[i].ids)
             if tuple(whole[:size]) != encodings[i].ids:
                 bad.append((i, f"{text!r} does not begin with the tokens of its prompt"))
+            elif len(whole) == size:
+                bad.append((i, f"the answer of {text!r} has no token of its own"))
             answers[i] = tuple(whole[size:])
     if bad:
         raise BadRowsError(

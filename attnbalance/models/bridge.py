@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from attnbalance.errors import ModelError
-from attnbalance.models.forward import base_of, position_limit
+from attnbalance.models.forward import base_of, evaluating, position_limit
 from attnbalance.models.hooked import HookedModel
 
 TOLERANCE = 1e-4
@@ -161,35 +162,44 @@ def bridge_of(model: HookedModel) -> BridgedModel:
     model computes (by more than `TOLERANCE`, relative to the largest entry).
     """
     twin = base_of(merged(model)).float().eval().requires_grad_(False)
-    config = copy.deepcopy(twin.config)
-    try:
-        bridge = build(twin, config)
-        layers = tuple(range(len(bridge.blocks)))
-        weights = _weights(bridge)
-    except ModelError:
-        raise
-    except Exception as error:  # whatever TransformerLens raises for what it does not know
-        raise ModelError(
-            f"{model.name} ({type(base_of(model.model)).__name__}) cannot be taken apart by TransformerLens: "
-            f"{type(error).__name__}: {str(error)[:200]}"
-        ) from error
-    if layers != model.layers:
-        raise ModelError(f"{model.name} has layers without attention: its layers cannot be taken apart into heads")
-    bridged = BridgedModel(bridge, weights, model, layers)
+    with refusing(model):
+        bridge = build(model, twin)
+        bridged = BridgedModel(bridge, _weights(bridge), model, model.layers)
     _check(bridged)
     return bridged
 
 
-def build(twin: Module, config: object) -> Any:
-    """The bridge, without the notices that TransformerLens prints and logs."""
+@contextmanager
+def refusing(model: HookedModel) -> Iterator[None]:
+    """Whatever TransformerLens raises for a family that it does not know, as a `ModelError`."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{model.name} ({type(base_of(model.model)).__name__}) cannot be taken apart by TransformerLens: "
+            f"{type(error).__name__}: {str(error)[:200]}"
+        ) from error
+
+
+def build(model: HookedModel, twin: Module) -> Any:
+    """The bridge of a copy of a model, without the notices that TransformerLens prints and logs.
+
+    Raises `ModelError` for a model that has layers without attention.
+    """
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
+    config = copy.deepcopy(twin.config)
     logging.getLogger("transformer_lens").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # attention is computed step by step: the hooks need its patterns
         config._attn_implementation = twin.config._attn_implementation = "eager"  # pyright: ignore
-        return build_bridge_from_module(twin, type(twin).__name__, hf_config=config, tokenizer=None)
+        bridge = build_bridge_from_module(twin, type(twin).__name__, hf_config=config, tokenizer=None)
+    if tuple(range(len(bridge.blocks))) != model.layers:
+        raise ModelError(f"{model.name} has layers without attention: its layers cannot be taken apart into heads")
+    return bridge
 
 
 def _weights(bridge: Any) -> Weights:
@@ -261,7 +271,8 @@ def _check(bridged: BridgedModel) -> None:
     names = [f"blocks.{layer}.{name}" for layer in bridged.layers for name in wanted]
     names += [f"blocks.{i}.ln1_post.hook_in" for i in bridged.layers if hasattr(bridged.bridge.blocks[i], "ln1_post")]
     logits, kept = bridged.run(ids, torch.ones_like(ids), dict.fromkeys(names, lambda x: x))
-    own = base(input_ids=ids.to(base.device), use_cache=False).logits.float().to(logits.device)
+    with evaluating(hooked.model):
+        own = base(input_ids=ids.to(base.device), use_cache=False).logits.float().to(logits.device)
     coarse = (
         1.0 if base.dtype in (torch.float32, torch.float64) else 1e3
     )  # the model's own logits are rounded to 16 bits

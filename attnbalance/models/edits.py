@@ -25,6 +25,10 @@ Span = Callable[[PromptBatch], Bool[Tensor, "prompt position"]]
 """The tokens that an edit is about, in each batch."""
 
 
+LARGEST = 1e30
+"""The largest factor on attention: beyond, float32 runs over."""
+
+
 @contextmanager
 def edited(model: HookedModel, row_edit: RowEdit) -> Iterator[None]:
     """The model with the row of the last query of each whole prompt put through `row_edit`, in every layer.
@@ -87,10 +91,11 @@ def boost(alpha: float, span: Span | None = None, heads: Mapping[int, Sequence[i
 
     `heads` names the heads of each layer number that are meant; by default all of them. alpha 1 changes nothing, to the
     last bit. Since softmax(z + log w) is row * w over its sum, the row alone is enough, and a head's attention sink
-    keeps its part: row * w / (1 + sum of row * (w - 1)). Differentiable. Raises `DataError` for an alpha not above 0.
+    keeps its part: row * w / (sum of row * w + 1 - sum of row). Differentiable. Raises `DataError` for an alpha that is
+    not above 0, and for heads that a layer does not have.
     """
-    if not 0 < alpha < float("inf"):
-        raise DataError(f"alpha multiplies attention and must be above 0, got {alpha}")
+    if not 0 < alpha <= LARGEST:
+        raise DataError(f"alpha multiplies attention, at most by {LARGEST:.0e}, and must be above 0, got {alpha}")
     where = span or tokens_of()
 
     def edit(batch: PromptBatch) -> RowEdit:
@@ -99,12 +104,16 @@ def boost(alpha: float, span: Span | None = None, heads: Mapping[int, Sequence[i
         def boosted(layer: int, row: Tensor) -> Tensor:
             if heads is not None and layer not in heads:
                 return row
-            more = (alpha - 1) * inside.to(row.device)[:, None, :].to(row.dtype)
+            meant = inside.to(row.device)[:, None, :].expand(row.shape)
             if heads is not None:
-                meant = torch.zeros(row.shape[1], dtype=row.dtype, device=row.device)
-                meant[list(heads[layer])] = 1
-                more = more * meant[None, :, None]
-            return row * (1 + more) / (1 + (row * more).sum(-1, keepdim=True))
+                if not set(heads[layer]) <= set(range(row.shape[1])):
+                    raise DataError(f"layer {layer} has heads 0 to {row.shape[1] - 1}, got {list(heads[layer])}")
+                named = torch.zeros(row.shape[1], dtype=torch.bool, device=row.device)
+                named[list(heads[layer])] = True
+                meant = meant & named[None, :, None]
+            weighted = torch.where(meant, row * alpha, row)
+            # never a difference of two numbers that are nearly the same, as 1 + (alpha - 1) would be
+            return weighted / (weighted.sum(-1, keepdim=True) + (1 - row.sum(-1, keepdim=True)))
 
         return boosted
 

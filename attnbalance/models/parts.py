@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from attnbalance.errors import DataError, ModelError
-from attnbalance.models.bridge import build, merged
+from attnbalance.models.bridge import build, merged, refusing
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
 
@@ -31,7 +30,8 @@ def weight_parts(model: HookedModel) -> dict[str, Mapping[str, Bool[Tensor, ...]
     twin = base_of(merged(model)).requires_grad_(False)
     own = dict(twin.named_parameters())
     numbered, total = _number(twin)
-    bridge = build(twin, copy.deepcopy(twin.config))
+    with refusing(model):
+        bridge = build(model, twin)
     of_values, in_mlp = torch.zeros(total, dtype=torch.bool), set[int]()
     for i, block in enumerate(bridge.blocks):
         queries, values = _numbers(block.attn, ("q", "k")), _numbers(block.attn, ("v", "o"))

@@ -91,6 +91,9 @@ def steer_attention(
 
     `heads` names the heads of each layer number that are meant, by default all. Raises as `recall` and `boost` do.
     """
+    unknown = sorted(set(heads or ()) - set(model.layers))
+    if unknown:
+        raise DataError(f"{model.name} has no attention layer {unknown[0]}; it has {', '.join(map(str, model.layers))}")
     return {
         alpha: recall(model, prompts, shortcuts, batch_size=batch_size, edit=boost(alpha, span, heads))
         for alpha in alphas

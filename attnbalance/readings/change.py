@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import torch
@@ -12,17 +12,21 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnbalance.models.bridge import bridge_of
+from attnbalance.models.forward import evaluating, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.parts import PARTS, changed_parts, transplants, weight_parts
 from attnbalance.readings.contrast import Contrasts
 from attnbalance.readings.ledger import Ledger, read_ledger
 from attnbalance.readings.reading import Reading
+from attnbalance.tokens import batches, pad
 
 
 @dataclass(frozen=True)
 class Change:
     """The change of each prompt's contrast from one checkpoint to another, split by cause and by place.
 
+    The contrast is the one of `against_rivals`: to second order its change is that of the answer's log-odds against its
+    relation's other answers, in nats.
     `parts` holds, for each of `models.parts.PARTS`, the part of the change that these weights cause: Shapley values
     over the parts, with the contrast of each hybrid of the two checkpoints as the value of a coalition. They add up to
     `after - before` for every prompt, are 0 for weights that did not change, and turn round when the two are swapped.
@@ -68,17 +72,40 @@ def split_edges(before: Ledger, after: Ledger, role: str = "subject") -> tuple[R
     )
 
 
+@torch.no_grad()
+def against_rivals(before: HookedModel, after: HookedModel, contrasts: Contrasts, *, batch_size: int = 32) -> Contrasts:
+    """The contrasts with every other answer weighed by how probable it is among the others, as a mean of both models.
+
+    The log-odds of an answer, its logit minus log sum exp of the others', changes by the change of its logit minus a
+    mean of the others' changes, weighed by probabilities between those before and after: by their mean, to second order
+    (trapezoidal rule). With equal weights rivals that matter would drown among answers that neither model thinks of.
+    """
+    shares = torch.zeros(len(contrasts), max(map(len, contrasts.others)))
+    for model in (before, after):
+        for places in batches(contrasts.encodings, batch_size):
+            batch = pad([contrasts.encodings[i] for i in places], model.pad_id)
+            with evaluating(model.model):
+                logits = forward_rows(model.model, batch, model.kernel)[1][:, -1].float().cpu()
+            for row, i in zip(logits, places, strict=True):
+                tokens = contrasts.candidates[contrasts.prompts[i].fact.relation]
+                others = row[[tokens[k] for k in contrasts.others[i]]]
+                shares[i, : len(others)] += others.softmax(-1) / 2
+    weights = tuple(tuple(shares[i, : len(others)].tolist()) for i, others in enumerate(contrasts.others))
+    return replace(contrasts, weights=weights)
+
+
 def read_change(
     before: HookedModel, after: HookedModel, contrasts: Contrasts, *, batch_size: int = 32, progress: bool = False
 ) -> Change:
     """Split the change of each prompt's contrast between two checkpoints of one model.
 
-    Runs the ledger of every hybrid of the two: 2 to the number of parts that differ, at most 16; parts that are the
-    same cost nothing. Holds a few copies of the model. Raises `ModelError` for models of different shapes or that
-    cannot be taken apart.
+    Others are weighed as rivals first (see `against_rivals`). Runs the ledger of every hybrid of the two: 2 to the
+    number of parts that differ, at most 16; parts that are the same cost nothing. Holds a few copies of the model.
+    Raises `ModelError` for models of different shapes or that cannot be taken apart.
     """
     from tqdm import tqdm
 
+    contrasts = against_rivals(before, after, contrasts, batch_size=batch_size)
     masks = weight_parts(before)
     differing = changed_parts(before, after, masks)
     totals: dict[tuple[str, ...], Tensor] = {}

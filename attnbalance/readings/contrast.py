@@ -23,8 +23,8 @@ class Contrasts:
     `encodings` are the prompts' tokens, with the tokens behind them that all answers of the relation begin with (mostly
     none). `candidates` holds each relation's tokens, one for each answer that differs there; `answer` is the place of
     the fact's own among them. `others[i]` are the places that count as other answers: not those of answers that the
-    fact accepts as well. `ambiguous` counts prompts whose token another answer of the relation shares, so that
-    the contrast does not tell the two apart.
+    fact accepts as well; `weights[i]` are theirs in the mean (None: equal). `ambiguous` counts prompts whose token
+    another answer of the relation shares, so that the contrast does not tell the two apart.
     """
 
     encodings: tuple[Encoding, ...]
@@ -32,6 +32,7 @@ class Contrasts:
     answer: tuple[int, ...]
     others: tuple[tuple[int, ...], ...]
     ambiguous: int
+    weights: tuple[tuple[float, ...], ...] | None = None
 
     def __len__(self) -> int:
         """Number of prompts."""
@@ -54,7 +55,21 @@ class Contrasts:
             encodings=tuple(self.encodings[i] for i in places),
             answer=tuple(self.answer[i] for i in places),
             others=tuple(self.others[i] for i in places),
+            weights=None if self.weights is None else tuple(self.weights[i] for i in places),
         )
+
+    def of_logits(self, logits: Float[Tensor, "prompt vocab"]) -> Float[Tensor, " prompt"]:
+        """The contrast of each prompt's logits, on the CPU."""
+        found = []
+        for i, prompt in enumerate(self.prompts):
+            mine = logits[i, list(self.candidates[prompt.fact.relation])]
+            found.append(mine[self.answer[i]] - mine[list(self.others[i])] @ self._mean(i).to(mine))
+        return torch.stack(found).cpu()
+
+    def _mean(self, i: int) -> Float[Tensor, " other"]:
+        """The weights of a prompt's other answers; they sum to 1."""
+        n = len(self.others[i])
+        return torch.full((n,), 1 / n) if self.weights is None else torch.tensor(self.weights[i])
 
     def of(self, W_U: Float[Tensor, "d_model vocab"]) -> Float[Tensor, "prompt d_model"]:
         """The direction before the unembedding whose product with a state is the contrast (biases aside)."""
@@ -63,7 +78,7 @@ class Contrasts:
             rows = [i for i, prompt in enumerate(self.prompts) if prompt.fact.relation == relation]
             weights = torch.zeros(len(rows), len(candidates), dtype=W_U.dtype, device=W_U.device)
             for row, i in enumerate(rows):
-                weights[row, list(self.others[i])] = -1 / len(self.others[i])
+                weights[row, list(self.others[i])] = -self._mean(i).to(weights)
                 weights[row, self.answer[i]] += 1
             if rows:
                 result[rows] = weights @ W_U[:, list(candidates)].T
@@ -79,9 +94,7 @@ def make_contrasts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
     """
     encodings = encode(prompts, tokenizer)
     answers = encode_answers(encodings, tokenizer)
-    end = (
-        tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else 0
-    )  # of an answer that others go on from
+    end = tokenizer.eos_token_id
     rows: dict[str, list[int]] = {}
     for i, prompt in enumerate(prompts):
         rows.setdefault(prompt.fact.relation, []).append(i)
@@ -93,7 +106,12 @@ def make_contrasts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
         if shared is None:
             alone += [(i, f"relation {relation!r} has the one answer {prompts[i].fact.answer!r}") for i in places]
             continue
-        firsts = {i: answers[i][shared] if len(answers[i]) > shared else end for i in places}
+        ended = [i for i in places if len(answers[i]) == shared]
+        if ended and not isinstance(end, int):
+            why = "is how other answers begin, and the tokenizer has no end of sequence to tell them apart"
+            alone += [(i, f"{prompts[i].fact.answer!r} {why}") for i in ended]
+            continue
+        firsts: dict[int, int] = {i: (*answers[i], end)[shared] for i in places}  # pyright: ignore
         candidates[relation] = tuple(dict.fromkeys(firsts.values()))
         place = {token: k for k, token in enumerate(candidates[relation])}
         spelled = {prompts[i].fact.answer: place[firsts[i]] for i in places}

@@ -23,9 +23,9 @@ TOP = 3
 
 @dataclass(frozen=True)
 class Split:
-    """The mean change of the contrast over some prompts (logits), and what each cause has in it.
+    """The mean change of the contrast over some prompts (nats), and what each cause has in it.
 
-    `causes` are means in logits and add up to `total`; `shares` are their shares in it, without intervals where the
+    `causes` are means in nats and add up to `total`; `shares` are their shares in it, without intervals where the
     total's own holds zero. Keys: "attention" and "storage" (values and MLPs together), then the parts of the weights
     "values", "mlp" and "rest".
     """
@@ -114,7 +114,7 @@ class Explanation:
         return {name: self._split(places) for name, places in self.groups.items()}
 
     def edges(self, places: Sequence[int]) -> list[dict[str, Interval]]:
-        """For each layer the change carried from the subject's tokens (logits, all heads), by attention and by readout.
+        """For each layer the change carried from the subject's tokens (nats, all heads), by attention and by readout.
 
         Whatever caused it: see `change.split_edges`. Intervals hold for all layers together (Bonferroni).
         """

@@ -104,7 +104,7 @@ def _of_batch(model: BridgedModel, contrasts: Contrasts) -> Ledger:
     batch = pad(contrasts.encodings, model.hooked.pad_id)
     layers, last = model.layers, lambda x: x[:, -1]
     keep = {"blocks.0.hook_resid_pre": last, "unembed.hook_in": last}
-    keep |= {f"blocks.{layers[-1]}.hook_resid_post": last}
+    keep |= {f"blocks.{layers[-1]}.hook_resid_post": last, "unembed.hook_out": last}
     for i in layers:
         keep |= {f"blocks.{i}.attn.hook_pattern": lambda x: x[:, :, -1], f"blocks.{i}.attn.hook_v": lambda x: x}
         named = ("hook_attn_out", "hook_mlp_out", "ln1_post.hook_in", "ln1_post.hook_out")
@@ -129,13 +129,13 @@ def _of_batch(model: BridgedModel, contrasts: Contrasts) -> Ledger:
         mlp.append(direction.new_zeros(len(direction)) if written is None else (written * direction).sum(-1))
     moved = _Moved(batch)
     return Ledger(
-        contrast=_of_logits(_uncapped(logits[:, -1], model), contrasts),
+        contrast=contrasts.of_logits(_uncapped(logits[:, -1], kept["unembed.hook_out"], model)),
         embedding=(kept["blocks.0.hook_resid_pre"] * direction).sum(-1).cpu(),
         rows=moved(torch.stack(rows, dim=1)),
         stored=moved(torch.stack(stored, dim=1)),
         bias=torch.stack(bias, dim=1).cpu(),
         mlp=torch.stack(mlp, dim=1).cpu(),
-        constant=(constant + _of_logits(weights.b_U.expand(len(contrasts), -1), contrasts).to(constant)).cpu(),
+        constant=(constant + contrasts.of_logits(weights.b_U.expand(len(contrasts), -1)).to(constant)).cpu(),
         spans={role: span.gather(1, moved.order) for role, span in batch.spans.items()},
         layers=layers,
         encodings=contrasts.encodings,
@@ -156,21 +156,15 @@ class _Moved:
         return found.masked_fill(~self.mask[:, None, None, :], 0.0)
 
 
-def _uncapped(logits: Float[Tensor, "prompt vocab"], model: BridgedModel) -> Float[Tensor, "prompt vocab"]:
-    """The logits as they were before a final softcap, cap * tanh(logits / cap)."""
+def _uncapped(
+    logits: Float[Tensor, "prompt vocab"], before: Float[Tensor, "prompt vocab"], model: BridgedModel
+) -> Float[Tensor, "prompt vocab"]:
+    """The logits; where a family caps them at the end (Gemma 2), what they were before."""
     from attnbalance.models.forward import base_of
 
     cap = getattr(base_of(model.hooked.model).config.get_text_config(), "final_logit_softcapping", None)
-    return logits if not cap else cap * torch.atanh((logits.double() / cap).clamp(-1 + 1e-12, 1 - 1e-12)).float()
-
-
-def _of_logits(logits: Float[Tensor, "prompt vocab"], contrasts: Contrasts) -> Float[Tensor, " prompt"]:
-    """The contrast of each prompt's logits."""
-    found = []
-    for i, prompt in enumerate(contrasts.prompts):
-        mine = logits[i, list(contrasts.candidates[prompt.fact.relation])]
-        found.append(mine[contrasts.answer[i]] - mine[list(contrasts.others[i])].mean())
-    return torch.stack(found).cpu()
+    capped = bool(cap) and torch.allclose(logits, cap * torch.tanh(before / cap), atol=TOLERANCE)
+    return before if capped else logits
 
 
 def _joined(parts: list[Ledger], order: Tensor, contrasts: Contrasts) -> Ledger:

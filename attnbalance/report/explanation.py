@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,15 +53,18 @@ def cause_sentence(explanation: Explanation) -> str:
     """What attention and storage cause of the change of the right answer's lead; see `headline`."""
     group = "fifth 1" if "fifth 1" in explanation.splits else "all"
     split, where = explanation.splits[group], _where(group)
+    if math.isnan(split.total.low):
+        size = f"{split.total.mean:+.2f} nats on {where}"
+        return f"The right answer's lead over other answers changes by {size} ({sentence.FEW}: no interval)."
     if not split.total.excludes_zero:
-        size = f"{wording.logits(split.total)} logits"
+        size = f"{wording.logits(split.total)} nats"
         return f"On {where} the right answer's lead over other answers does not change measurably ({size})."
     way = "falls" if split.total.mean < 0 else "rises"
     low, high = sorted((abs(split.total.low), abs(split.total.high)))
     parts = {name: wording.percent_share(found) for name, found in split.shares.items()}
     return (
         f"On {where} the right answer's lead over other answers {way} by {abs(split.total.mean):.2f} "
-        f"[{low:.2f}, {high:.2f}] logits, {verdict(split)}: {parts['attention']} of that is caused by attention (the "
+        f"[{low:.2f}, {high:.2f}] nats, {verdict(split)}: {parts['attention']} of that is caused by attention (the "
         f"weights W_Q and W_K), {parts['storage']} by storage (W_V, W_O and the MLPs), {parts['rest']} by embeddings "
         "and norms."
     )
@@ -86,24 +90,20 @@ def rescue_sentence(explanation: Explanation, label: str, *, brief: bool = False
     if boost and control and boost.rescue.over_control:
         p = boost.rescue.over_control.p_value
         found.append(
-            f"raising attention to the subject x{STRENGTH:g} brings back {_share(boost.rescue.rescued)} "
-            f"(to as many other tokens {_share(control.rescue.rescued)}; exact McNemar p = {p:.2g})"
+            f"{_share(boost.rescue.rescued)} with attention to the subject raised x{STRENGTH:g} "
+            f"({_share(control.rescue.rescued)} with attention to as many other tokens; exact McNemar p = {p:.2g})"
         )
     rows = explanation.check(label, "rows", None)
     if rows and not brief:
-        found.append(f"{other}'s attention rows {_share(rows.rescue.rescued)}")
-    weights = [one for one in explanation.checks[label] if one.kind == "weights"]
-    whose = f"{other}'s" if brief or not rows else "its"
+        found.append(f"{_share(rows.rescue.rescued)} with {other}'s attention rows")
     found += [
-        f"{whose} {one.name} {_share(one.rescue.rescued)}"
-        for one in weights
-        if not brief or one.name in (WEIGHTS["attention"], WEIGHTS["values"])
+        f"{_share(one.rescue.rescued)} with {other}'s {one.name}"
+        for one in explanation.checks[label]
+        if one.kind == "weights" and (not brief or one.name in (WEIGHTS["attention"], WEIGHTS["values"]))
     ]
     if not found:
         return "No check could be made."
-    if not found[0].startswith("raising"):
-        found[0] = f"putting in {found[0]}"
-    return f"Of the {n:,} that {label} gets wrong and {other} right, {wording.listed(found)}."
+    return f"Of the {n:,} that {label} gets wrong and {other} right, these come back: {wording.listed(found)}."
 
 
 def hidden_sentence(explanation: Explanation, label: str) -> str:

@@ -176,7 +176,7 @@ def draw_causes(explanation: Explanation) -> Figure:
             found = [split.causes[cause] for _, split in groups]
             _bars(ax, np.arange(len(groups)) + 0.26 * (place - 1), found, COLOURS[place], label)
         ax.set_xticks(range(len(groups)), [name.replace(" ", "\n") for name, _ in groups])
-        ax.set(ylabel="mean change of the lead (logits)", xlabel="questions; fifth 1 is the most popular")
+        ax.set(ylabel="mean change of the lead (nats)", xlabel="questions; fifth 1 is the most popular")
         ax.grid(axis="x", visible=False)
         _legend(figure, ax.containers[1::2])
     return figure

@@ -93,8 +93,9 @@ def test_the_arms_of_a_model_against_itself_with_other_rows_change_nothing_but_b
 def test_weights_of_all_parts_that_differ_are_tried_and_bring_back_the_other_models_answers():
     model, other = (load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer()) for _ in range(2))
     with torch.no_grad():
-        for block in other.model.transformer.h:
-            block.mlp.c_proj.weight.mul_(-3)
+        for name, parameter in other.model.named_parameters():
+            if name.endswith("mlp.c_proj.weight"):
+                parameter.mul_(-3)
     prompts = tiny_prompts()
     made = [a for a in arms(model, other, prompts, lambda m, p, e: recall(m, p, edit=e)) if a.kind == "weights"]
     assert [arm.name for arm in made] == ["MLPs"]
@@ -110,3 +111,10 @@ def test_steering_by_one_is_the_plain_recall_and_families_outside_are_refused():
         outside = load_model(tiny_model("bloom"), tokenizer=tiny_tokenizer())
     with pytest.raises(ModelError, match="not edited"):
         steer_attention(outside, prompts, (2.0,))
+
+
+@pytest.mark.parametrize("heads", [{9: [0]}, {0: [4]}])
+def test_layers_and_heads_that_are_not_there_are_refused(heads):
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    with pytest.raises(DataError, match="no attention layer 9|heads 0 to 3"):
+        steer_attention(model, tiny_prompts(), (2.0,), heads=heads)

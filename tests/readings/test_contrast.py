@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import tiny_prompts, tiny_tokenizer
@@ -78,11 +80,26 @@ def test_tokens_that_all_answers_begin_with_are_put_behind_the_prompt() -> None:
     assert found.ambiguous == 0
 
 
-@pytest.mark.parametrize(("special", "end"), [({"eos_token": "</s>"}, 1), ({}, 0)])
-def test_an_answer_that_others_go_on_from_is_told_by_its_end(special: dict[str, str], end: int) -> None:
-    found = make_contrasts(prompts(("France", "New"), ("India", "New Delhi")), words(**special))
-    assert found.candidates == {"city": (end, ID["Delhi"])}
+def test_an_answer_that_others_go_on_from_is_told_by_its_end_where_there_is_one() -> None:
+    some = prompts(("France", "New"), ("India", "New Delhi"))
+    found = make_contrasts(some, words(eos_token="</s>"))
+    assert found.candidates == {"city": (1, ID["Delhi"])}
     assert [one.ids[-1] for one in found.encodings] == [ID["New"]] * 2
+    with pytest.raises(BadRowsError, match="no end of sequence") as one:
+        make_contrasts(some, words())
+    assert one.value.indices == (0,)
+
+
+def test_rivals_weigh_by_how_probable_they_are_and_equal_ones_give_the_mean() -> None:
+    found = make_contrasts(prompts(("France", "Paris"), ("Italy", "Rome"), ("Spain", "Madrid")), words())
+    W_U = torch.randn(5, len(ID), generator=torch.Generator().manual_seed(0))
+    even = replace(found, weights=((0.5, 0.5),) * 3)
+    torch.testing.assert_close(even.of(W_U), found.of(W_U))
+    one = replace(found, weights=((1.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
+    columns = [W_U[:, ID[name]] for name in ("Paris", "Rome", "Madrid")]
+    rivals = [columns[1], columns[0], columns[1]]
+    expected = torch.stack([mine - rival for mine, rival in zip(columns, rivals, strict=True)])
+    torch.testing.assert_close(one.of(W_U), expected)
 
 
 def test_facts_with_nothing_to_be_set_against_are_named() -> None:

@@ -52,6 +52,8 @@ def an_explanation(change: Change, subject: str = "Ann {}", popular: bool = True
     checks = {}
     for label, other in (("new", "old"), ("old", "new")):
         plain, known = made[label].recall, made[other].recall
+        assert plain is not None
+        assert known is not None
         found = []
         for name, kind, alpha, right in (
             ("attention to other tokens x4", "control", 4.0, plain.correct),
@@ -72,16 +74,16 @@ def test_the_headline_counts_what_is_lost_and_names_the_cause_and_what_comes_bac
     )
     assert "On the most popular fifth the right answer's lead over other answers falls by 2.5" in text
     assert "mostly because of where the model looks: 80% [" in text
-    assert "Of the 12 that new gets wrong and old right, raising attention to the subject x4 brings back 50.0%" in text
+    assert "Of the 12 that new gets wrong and old right, these come back: 50.0% [" in text
     assert "exact McNemar p = 0.031" in text  # 2 / 2 ** 6: six return under the boost, none under the control
-    assert "old's W_Q and W_K 100.0%" in text
+    assert "100.0% [75.8, 100.0] with old's W_Q and W_K" in text  # Wilson: 1 / (1 + 1.96^2 / 12) = 0.758
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (a_change(-0.1, -2.0), "falls by 2.10 [2.10, 2.11] logits, mostly because of what it stores and reads out"),
-        (a_change(0.1, 2.0), "rises by 2.10 [2.09, 2.10] logits, mostly because of what it stores and reads out"),
+        (a_change(-0.1, -2.0), "falls by 2.10 [2.10, 2.11] nats, mostly because of what it stores and reads out"),
+        (a_change(0.1, 2.0), "rises by 2.10 [2.09, 2.10] nats, mostly because of what it stores and reads out"),
         (a_change(-0.5, -0.5, -0.5), "neither attention nor storage has more than half of it for sure"),
         (a_change(0.0, 0.0), "does not change measurably"),
     ],
