@@ -50,15 +50,24 @@ def headline(explanation: Explanation) -> str:
 
 
 def cause_sentence(explanation: Explanation) -> str:
-    """What attention and storage cause of the change of the right answer's lead; see `headline`."""
+    """What attention and storage cause of the change of the right answer's lead; see `headline`.
+
+    Where that change is not sure, those of the questions lost (and said to have been chosen so), if theirs is.
+    """
     group = "fifth 1" if "fifth 1" in explanation.splits else "all"
     split, where = explanation.splits[group], _where(group)
+    if split.total.excludes_zero:
+        return _causes(split, where)
     if math.isnan(split.total.low):
         size = f"{split.total.mean:+.2f} nats on {where}"
         return f"The right answer's lead over other answers changes by {size} ({sentence.FEW}: no interval)."
-    if not split.total.excludes_zero:
-        size = f"{wording.logits(split.total)} nats"
-        return f"On {where} the right answer's lead over other answers does not change measurably ({size})."
+    size = f"{wording.logits(split.total)} nats"
+    text = f"On {where} the right answer's lead over other answers does not change measurably ({size})."
+    lost = explanation.splits.get("lost")
+    return f"{text} {_causes(lost, _where('lost'))}" if lost and lost.total.excludes_zero else text
+
+
+def _causes(split: Split, where: str) -> str:
     way = "falls" if split.total.mean < 0 else "rises"
     low, high = sorted((abs(split.total.low), abs(split.total.high)))
     parts = {name: wording.percent_share(found) for name, found in split.shares.items()}
