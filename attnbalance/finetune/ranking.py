@@ -1,4 +1,4 @@
-"""Ranking facts by how well a model knows them, where popularity is unknown or not to be trusted."""
+"""Ranking facts by what a model shows of them, where popularity is unknown or not to be trusted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ RANKINGS = ("popularity", "loss", "salience", "relevance")
 def rank_facts(
     facts: FactSet, by: str, model: HookedModel | None = None, *, template: str | Template = "qa", batch_size: int = 32
 ) -> list[float]:
-    """One score a fact, in order, higher for facts that are known better; for `split_facts(..., scores=)`.
+    """One score a fact, in order, for `split_facts(..., scores=)`.
 
     "popularity": the facts' own. "loss": minus the model's loss on the answer behind the prompt, nats a token (as
     Ghosal et al. 2024 rank MMLU). "salience": in-context value salience, summed over layers and heads
-    (`Ledger.readout`). "relevance": the push that learning the fact gives to subject attention, summed over layers and
-    heads (`read_relevance`). Raises `DataError` for another ranking, for facts without popularity and where a model is
-    needed and not given, and what the readings raise.
+    (`Ledger.readout`). These three are meant to be higher for facts that are known better. "relevance" is not: it is
+    the push that training on the fact gives to subject attention, summed over layers and heads (`read_relevance`), so
+    that "top" holds the facts that pull attention to the subject and "bottom" those that push it off; facts that are
+    known well give little of either. Raises `DataError` for another ranking, for facts without popularity and where a
+    model is needed and not given, and what the readings raise.
     """
     if by not in RANKINGS:
         raise DataError(f"no ranking {by!r}; there are {', '.join(RANKINGS)}")

@@ -25,8 +25,8 @@ from attnbalance.tokens import batches, pad
 class Change:
     """The change of each prompt's contrast from one checkpoint to another, split by cause and by place.
 
-    The contrast is the one of `against_rivals`: to second order its change is that of the answer's log-odds against its
-    relation's other answers, in nats.
+    The contrast is the one of `against_rivals` (not the one with equal weights, which `read_ledger` gives for the same
+    prompts): to second order its change is that of the answer's log-odds against its relation's other answers, in nats.
     `parts` holds, for each of `models.parts.PARTS`, the part of the change that these weights cause: Shapley values
     over the parts, with the contrast of each hybrid of the two checkpoints as the value of a coalition. They add up to
     `after - before` for every prompt, are 0 for weights that did not change, and turn round when the two are swapped.
