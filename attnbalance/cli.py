@@ -162,18 +162,29 @@ def finetune(
     facts. It also holds all checkpoints, train.jsonl, and heldout.jsonl for `attnbalance curve --facts`.
     """
     from attnbalance.datasets.load import load_facts
+    from attnbalance.facts import FactSet
     from attnbalance.finetune.ranking import RANKINGS, rank_facts
     from attnbalance.finetune.splits import split_facts
     from attnbalance.finetune.trainer import finetune as run
     from attnbalance.measure import without_bad
-    from attnbalance.models.load import load_model
-    from attnbalance.prompts import make_prompts
+    from attnbalance.models.load import load_limits, load_model
+    from attnbalance.prompts import Prompt, make_prompts
+    from attnbalance.readings.contrast import make_contrasts
 
     if rank_by not in RANKINGS:
         raise DataError(f"--rank-by must be one of {', '.join(RANKINGS)}, got {rank_by!r}")
+    if rank_by != RANKINGS[0] and split in ("whole", "random"):
+        raise DataError(f"--rank-by says what top and bottom go by; split {split} does not rank facts")
     progress = _progress()
     chosen = load_facts(facts, _names(relations), limit, seed)
-    prompts, dropped = without_bad(chosen, lambda some: make_prompts(some, template), skip_bad)
+
+    def make(some: FactSet) -> tuple[Prompt, ...]:
+        prompts = make_prompts(some, template)
+        if rank_by == "salience":
+            make_contrasts(prompts, load_limits(model)[0])
+        return prompts
+
+    prompts, dropped = without_bad(chosen, make, skip_bad)
     usable = replace(chosen, facts=tuple(prompt.fact for prompt in prompts))
     scores = None
     if rank_by != "popularity":

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from attnbalance.errors import AttnBalanceError
+from attnbalance.errors import AttnBalanceError, ModelError
 from attnbalance.facts import FactSet
 from attnbalance.measure import How, ModelSpec, load_spec, measure_all, settings, usable_prompts
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.edits import Edit
 from attnbalance.models.hooked import HookedModel
-from attnbalance.models.parts import check_shapes
+from attnbalance.models.parts import changed_parts, check_shapes, weight_parts
 from attnbalance.outputs import MARKER, as_folder, close_work, is_finished, open_work, read_json, replacing, write_json
 from attnbalance.prompts import Prompt
 from attnbalance.readings.causal import arms
@@ -24,6 +24,7 @@ from attnbalance.readings.recall import Recall, recall
 from attnbalance.readings.salience import read_stored_answers
 from attnbalance.report.explanation import explanation_json, headline, write_changes, write_page
 from attnbalance.report.figures import draw_causes, save
+from attnbalance.report.tables import write_readings
 from attnbalance.results import write_marker, write_numbers
 
 KIND = "explain"
@@ -76,6 +77,10 @@ def _explain(
     models = first, second = [load_spec(spec, how) for spec in specs]
     check_shapes(first, second)
     check_tokenizers(first.tokenizer, second.tokenizer)
+    if not changed_parts(first, second, weight_parts(first)):
+        raise ModelError(
+            f"{first.name} and {second.name} have the same weights: nothing changed that could be explained"
+        )
     measured = measure_all(specs, prompts, how, work, progress=progress)
     pair = (specs[0].label, specs[1].label)
     comparison = Comparison(measured, tuple(prompts), how.reduce, pair, dropped, how.seed)
@@ -121,7 +126,7 @@ def _checks(
         else:
             answers = arm.ask()
             write_json(path, {"name": arm.name, "recall": asdict(answers)})
-        done.append(make_check(arm.name, arm.kind, arm.alpha, answers, plain, known, done))
+        done.append(make_check(arm, answers, plain, known, done, how.seed))
     return done
 
 
@@ -130,6 +135,8 @@ def _write(found: Explanation, folder: Path, config: dict[str, object], command:
     write_numbers(found.comparison, folder)
     write_json(folder / "explain.json", explanation_json(found))
     write_changes(found, folder / "changes.parquet")
+    change = found.change
+    write_readings([(found.labels[1], one) for one in (change.looked, change.readout)], folder / "edges.parquet")
     with replacing(folder / "causes.png") as path:
         save(draw_causes(found), path, format="png", dpi=150)
     write_page(found, folder / "report.html", command=command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from attnbalance.readings.relevance import read_relevance
 from attnbalance.readings.salience import SUBJECTS, read_mlp_salience, read_stored_answers, read_value_salience
 from attnbalance.report import wording
 from attnbalance.report.figures import draw_layers, save
+from attnbalance.report.sentence import FEW
 from attnbalance.report.tables import write_readings
 from attnbalance.results import write_marker
 
@@ -172,8 +174,11 @@ def _answer(one: Salience, prompts: Sequence[Prompt], seed: int) -> str:
     correlated = one.correlations(reading, prompts, seed)
     if correlated is None:
         return f"{text}."
-    layer, most = max(zip(reading.layers, correlated, strict=True), key=lambda pair: abs(pair[1].mean))
+    found = list(zip(reading.layers, correlated, strict=True))
+    layer, most = max([pair for pair in found if pair[1].excludes_zero] or found, key=lambda pair: abs(pair[1].mean))
+    if math.isnan(most.low):
+        return f"{text}; {FEW} with popularity give no interval for a correlation with it."
     told = f"Spearman {most.mean:+.2f} [{most.low:+.2f}, {most.high:+.2f}] at layer {layer}"
     if not most.excludes_zero:
-        return f"{text}; value salience does not measurably go with popularity at any layer (most: {told})."
-    return f"{text}; value salience {'rises' if most.mean > 0 else 'falls'} with popularity ({told})."
+        return f"{text}; value salience in context does not measurably go with popularity at any layer (most: {told})."
+    return f"{text}; value salience in context {'rises' if most.mean > 0 else 'falls'} with popularity ({told})."

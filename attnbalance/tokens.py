@@ -79,13 +79,15 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
             "prompts have a span that their tokens do not hold",
             bad,
             len(prompts),
-            "check the tokenizer, mend these rows, or drop and count them (`attnbalance curve --skip-bad`)",
+            "check the tokenizer (`--tokenizer`), mend these rows, or drop and count them (`--skip-bad`)",
         )
     return result
 
 
 def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
-    """The tokens of each prompt's first answer behind the prompt, a space between them, without special tokens.
+    """The tokens of each prompt's first answer behind the prompt, without special tokens.
+
+    A space stands between the two, except behind a rendered chat, whose header ends where the answer begins.
 
     Raises `BadRowsError` where the tokenizer merges the end of a prompt with the answer.
     """
@@ -93,7 +95,8 @@ def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizer
     bad = []
     for special in (False, True):
         chosen = [i for i, one in enumerate(encodings) if one.prompt.has_special_tokens == special]
-        joined = [f"{one.prompt.text} {one.prompt.fact.answer}" for one in (encodings[i] for i in chosen)]
+        space = "" if special else " "  # a chat's own header ends where the answer begins
+        joined = [f"{one.prompt.text}{space}{one.prompt.fact.answer}" for one in (encodings[i] for i in chosen)]
         found = _tokenize(joined, tokenizer, add_special_tokens=not special) if chosen else []
         for i, text, (whole, _) in zip(chosen, joined, found, strict=True):
             size = len(encodings[i].ids)
@@ -167,7 +170,7 @@ def check_lengths(encodings: Sequence[Encoding], max_positions: int | None, extr
             f"prompts are longer than the model's {max_positions} positions",
             bad,
             len(encodings),
-            "shorten these rows, or drop and count them (`attnbalance curve --skip-bad`)",
+            "shorten these rows, or drop and count them (`--skip-bad`)",
         )
 
 

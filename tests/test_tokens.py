@@ -138,7 +138,7 @@ def test_a_tokenizer_without_offsets_is_refused_by_name() -> None:
 def test_a_span_whose_tokens_say_something_else_is_refused_with_the_first_rows() -> None:
     fact = Fact("Rust", "author", ("x",), question="Who wrote it?")
     wrong = Prompt("Who wrote it?", {"subject": (40, 44)}, "author/Rust", fact)
-    message = r"1 of 10 prompts have a span(.|\n)*row 10: '' has no token(.|\n)*mend .*`attnbalance curve --skip-bad`"
+    message = r"1 of 10 prompts have a span(.|\n)*row 10: '' has no token(.|\n)*mend .*`--skip-bad`"
     with pytest.raises(BadRowsError, match=message):
         encode((*tiny_prompts(), wrong), tiny_tokenizer())
 

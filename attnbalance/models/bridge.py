@@ -121,12 +121,12 @@ class BridgedModel:
     def norm(self, *path: str | int) -> Norm:
         """One of the norms by its place: ("ln_final",) or (layer, "ln1_post"); the identity where there is none."""
         place = self.bridge if len(path) == 1 else self.bridge.blocks[path[0]]
-        return _norm(getattr(place, str(path[-1]), None), self.weights.W_U.shape[0])
+        return _norm(getattr(place, str(path[-1]), None), self.weights.W_U[:, 0])
 
     def run(
         self, input_ids: Int[Tensor, "prompt position"], attention_mask: Tensor, keep: Mapping[str, Callable]
-    ) -> tuple[Float[Tensor, "prompt position vocab"], dict[str, Tensor]]:
-        """The logits, and what TransformerLens' hooks gave, each put through its function of `keep` as it passes by.
+    ) -> tuple[Float[Tensor, "prompt 1 vocab"], dict[str, Tensor]]:
+        """The last position's logits, and what TransformerLens' hooks gave, put through the functions of `keep`.
 
         Raises `ModelError` for a hook that the family lacks.
         """
@@ -141,26 +141,35 @@ class BridgedModel:
 
             return hook
 
-        hooks = [(name, keeping(name)) for name in keep]
+        def last(tensor: Tensor, hook: object) -> Tensor:  # logits of whole prompts would be the largest tensor of all
+            return tensor[:, -1:]
+
+        hooks = [("unembed.hook_in", last), *((name, keeping(name)) for name in keep)]
         ids = input_ids.to(self.weights.W_E.device)
         mask = (attention_mask != 0).long().to(ids.device)
         return self.bridge.run_with_hooks(ids, attention_mask=mask, fwd_hooks=hooks), kept
 
 
 def merged(model: HookedModel) -> Module:
-    """A copy of the transformers model with adapters merged into the weights; the user's object stays as it is."""
+    """A copy of the transformers model, with adapters merged in float32; the user's object stays as it is."""
     twin = copy.deepcopy(model.model)
-    return twin.merge_and_unload() if hasattr(twin, "merge_and_unload") else twin  # pyright: ignore
+    if not hasattr(twin, "merge_and_unload"):
+        return twin
+    return twin.float().merge_and_unload()  # in 16 bits most of a small adapter would be rounded away  # pyright: ignore
 
 
 @torch.no_grad()
 def bridge_of(model: HookedModel) -> BridgedModel:
     """A merged float32 copy of a model in TransformerLens, proven against the model's own head outputs.
 
-    Takes four bytes a weight more. Raises `ModelError` for a family that TransformerLens does not know or that has
-    layers without attention (state-space models), and where values, output weights or logits do not reproduce what the
-    model computes (by more than `TOLERANCE`, relative to the largest entry).
+    Takes some eight bytes a weight more (the copy, and its weights stacked). Raises `ModelError` for a family that
+    TransformerLens does not know or that has layers without attention (state-space models), for a model on several
+    devices, and where values, output weights or logits do not reproduce what the model computes (by more than
+    `TOLERANCE`, relative to the largest entry).
     """
+    places = {parameter.device for parameter in model.model.parameters()}
+    if len(places) > 1:
+        raise ModelError(f"{model.name} is spread over {len(places)} devices; load it on one to take it apart")
     twin = base_of(merged(model)).float().eval().requires_grad_(False)
     with refusing(model):
         bridge = build(model, twin)
@@ -191,6 +200,7 @@ def build(model: HookedModel, twin: Module) -> Any:
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
     config = copy.deepcopy(twin.config)
+    config.dtype = twin.config.dtype = next(twin.parameters()).dtype  # pyright: ignore
     logging.getLogger("transformer_lens").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -244,14 +254,12 @@ def _weights(bridge: Any) -> Weights:
     )
 
 
-def _norm(module: Module | None, d_model: int) -> Norm:
+def _norm(module: Module | None, like: Tensor) -> Norm:
     """What a norm does, found by asking it: its class does not tell whether the gain is weight or 1 + weight."""
     if module is None:
-        ones = torch.ones(d_model)
-        return Norm(ones, torch.zeros(d_model), False, True)
-    like = next(iter(module.parameters()), torch.zeros(1))
-    level = torch.full((1, d_model), LARGE, device=like.device)
-    sign = torch.ones(d_model, device=like.device)
+        return Norm(torch.ones_like(like), torch.zeros_like(like), False, True)
+    level = torch.full((1, len(like)), LARGE, device=like.device)
+    sign = torch.ones_like(like)
     sign[1::2] = -1
     bias, even, flat = (module(x)[0] for x in (torch.zeros_like(level), level * sign, level))
     if torch.equal(even, level[0] * sign) and torch.equal(flat, level[0]):  # torch.nn.Identity in a norm's place
@@ -272,7 +280,7 @@ def _check(bridged: BridgedModel) -> None:
     names += [f"blocks.{i}.ln1_post.hook_in" for i in bridged.layers if hasattr(bridged.bridge.blocks[i], "ln1_post")]
     logits, kept = bridged.run(ids, torch.ones_like(ids), dict.fromkeys(names, lambda x: x))
     with evaluating(hooked.model):
-        own = base(input_ids=ids.to(base.device), use_cache=False).logits.float().to(logits.device)
+        own = base(input_ids=ids.to(base.device), use_cache=False).logits[:, -1:].float().to(logits.device)
     coarse = (
         1.0 if base.dtype in (torch.float32, torch.float64) else 1e3
     )  # the model's own logits are rounded to 16 bits

@@ -124,8 +124,12 @@ def rows_of_model(source: HookedModel, heads: Mapping[int, Sequence[int] | None]
     """Put in the rows that another model of the same shape gives for the same prompts.
 
     `heads` names the layer numbers that are meant and their heads (None: all of the layer's); by default all. A model's
-    own rows change nothing, to the last bit. Raises `ModelError` for a source with other layers, heads or vocabulary.
+    own rows change nothing, to the last bit. Raises `DataError` for a layer that the source lacks, `ModelError` for a
+    source with other layers, heads or vocabulary.
     """
+    unknown = sorted(set(heads or ()) - set(source.layers))
+    if unknown:
+        raise DataError(f"{source.name} has no attention layer {unknown[0]}")
 
     def edit(batch: PromptBatch) -> RowEdit:
         with torch.no_grad():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -59,7 +59,7 @@ def transplant_weights(into: HookedModel, source: HookedModel, parts: Collection
     Its own weights, transplanted, leave a model's outputs as they are to the last bit. Raises `DataError` for a part
     that does not exist, `ModelError` for models of different shapes.
     """
-    return transplants(into, source, weight_parts(into), [tuple(parts)])[0]
+    return next(transplants(into, source, weight_parts(into), [tuple(parts)]))
 
 
 def transplants(
@@ -67,16 +67,19 @@ def transplants(
     source: HookedModel,
     masks: Mapping[str, Mapping[str, Bool[Tensor, ...]]],
     combinations: Collection[Collection[str]],
-) -> list[HookedModel]:
-    """`transplant_weights` for several combinations of parts, the masks of `weight_parts` made once."""
+) -> Iterator[HookedModel]:
+    """`transplant_weights` for several combinations of parts, one after the other, with the masks of `weight_parts`.
+
+    In float32 where the two models' dtypes differ, so that either may be the one that takes the other's weights.
+    """
     check_shapes(into, source)
-    other = _parameters(source)
-    result = []
+    mine, other = _parameters(into), _parameters(source)
+    mixed = any(parameter.dtype != other[name].dtype for name, parameter in mine.items())
     for parts in combinations:
         unknown = sorted(set(parts) - set(PARTS))
         if unknown:
             raise DataError(f"no part {unknown[0]!r} of the weights; there are {', '.join(PARTS)}")
-        twin = merged(into)
+        twin = merged(into).float() if mixed else merged(into)
         with torch.no_grad():
             for name, parameter in base_of(twin).named_parameters():
                 for part in parts:
@@ -84,8 +87,7 @@ def transplants(
                         mask = masks[part][name].to(parameter.device)
                         parameter.copy_(torch.where(mask, other[name].to(parameter), parameter))
         label = f"{into.name} with {' and '.join(parts) or 'nothing'} of {source.name}"
-        result.append(replace(into, model=twin, name=label))
-    return result
+        yield replace(into, model=twin, name=label)
 
 
 def changed_parts(
@@ -95,9 +97,9 @@ def changed_parts(
     check_shapes(a, b)
     first, second = _parameters(a), _parameters(b)
 
-    def differs(part: str) -> bool:
+    def differs(part: str) -> bool:  # numbers of different dtypes are compared in the wider one
         return any(
-            bool(((first[name] != second[name].to(first[name])) & mask.to(first[name].device)).any())
+            bool(((first[name] != second[name].to(first[name].device)) & mask.to(first[name].device)).any())
             for name, mask in masks[part].items()
         )
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.models.edits import Edit, Span, boost, random_tokens, rows_of_model, tokens_of
 from attnbalance.models.hooked import HookedModel
-from attnbalance.models.parts import PARTS, changed_parts, check_shapes, transplants, weight_parts
+from attnbalance.models.parts import changed_parts, check_shapes, transplants, weight_parts
 from attnbalance.prompts import Prompt
 from attnbalance.readings.intervals import Interval, share_interval
 from attnbalance.readings.recall import NEW_TOKENS, PairedAccuracy, Recall, compare_accuracy, recall
@@ -26,18 +26,29 @@ BANDS = 4
 """Runs of layers whose rows are transplanted together, at most."""
 
 
+WEIGHTS = {
+    "attention": "W_Q and W_K",
+    "values": "W_V and W_O",
+    "mlp": "MLPs",
+    "rest": "embeddings and norms",
+}
+"""How a report names the parts of the weights."""
+
+
 @dataclass(frozen=True)
 class Arm:
     """One causal check on a model: its name, what kind it is, and a function that asks the prompts under it.
 
     `kind` is "boost" (attention to the subject), "control" (attention to as many other tokens), "other subject" (see
-    `with_other_subject`), "rows" or "weights" (taken from the other model). `alpha` is the factor of a boost.
+    `with_other_subject`), "rows" or "weights" (taken from the other model). `alpha` is the factor of a boost, `control`
+    the name of an earlier check to compare with.
     """
 
     name: str
     kind: str
     alpha: float | None
     ask: Callable[[], Recall]
+    control: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,16 +127,18 @@ def arms(
     check_shapes(model, other)
     if model.kernel == "sdpa":
         for alpha in ALPHAS:
-            control = boost(alpha, random_tokens(seed))
-            yield Arm(f"attention to other tokens x{alpha:g}", "control", alpha, _later(ask, model, prompts, control))
-            yield Arm(f"attention to the subject x{alpha:g}", "boost", alpha, _later(ask, model, prompts, boost(alpha)))
+            other_tokens, edit = f"attention to other tokens x{alpha:g}", boost(alpha, random_tokens(seed))
+            yield Arm(other_tokens, "control", alpha, _later(ask, model, prompts, edit))
+            name = f"attention to the subject x{alpha:g}"
+            yield Arm(name, "boost", alpha, _later(ask, model, prompts, boost(alpha)), other_tokens)
         two = with_other_subject(prompts, seed)
         if two and _fit(model, two):
-            yield Arm("another subject before the question", "other subject", None, _later(ask, model, two, None))
-            for name, role in (("the subject", "subject"), ("the other subject", "other")):
-                raised = f"another subject before the question, attention to {name} x{STRENGTH:g}"
-                edit = boost(STRENGTH, tokens_of(role))
-                yield Arm(raised, "other subject", STRENGTH, _later(ask, model, two, edit))
+            first = "another subject before the question"
+            yield Arm(first, "other subject", None, _later(ask, model, two, None))
+            stranger, own = (f"{first}, attention to {one} x{STRENGTH:g}" for one in ("it", "the asked one"))
+            edits = (boost(STRENGTH, tokens_of(role)) for role in ("other", "subject"))
+            for name, edit, control in zip((stranger, own), edits, (None, stranger), strict=True):
+                yield Arm(name, "other subject", STRENGTH, _later(ask, model, two, edit), control)
         every = dict.fromkeys(model.layers)
         yield Arm("rows of all layers", "rows", None, _later(ask, model, prompts, rows_of_model(other, every)))
         for band in bands(model.layers):
@@ -134,17 +147,6 @@ def arms(
     masks = weight_parts(model)
     for part in changed_parts(model, other, masks):
         yield Arm(WEIGHTS[part], "weights", None, _hybrid(ask, model, other, prompts, masks, part))
-
-
-WEIGHTS = {
-    "attention": "W_Q and W_K",
-    "values": "W_V and W_O",
-    "mlp": "MLPs",
-    "rest": "embeddings and norms",
-}
-"""How a report names the parts of the weights."""
-
-assert set(WEIGHTS) == set(PARTS)  # noqa: S101
 
 
 def bands(layers: Sequence[int]) -> list[list[int]]:
@@ -202,4 +204,4 @@ def _hybrid(
     masks: Mapping,
     part: str,
 ) -> Callable[[], Recall]:
-    return lambda: ask(transplants(model, other, masks, [(part,)])[0], prompts, None)
+    return lambda: ask(next(transplants(model, other, masks, [(part,)])), prompts, None)

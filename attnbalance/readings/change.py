@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnbalance.models.bridge import bridge_of
+from attnbalance.models.edits import edited, rows_of_model
 from attnbalance.models.forward import evaluating, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.parts import PARTS, changed_parts, transplants, weight_parts
@@ -32,25 +34,28 @@ class Change:
     `after - before` for every prompt, are 0 for weights that did not change, and turn round when the two are swapped.
     `places` splits each of them further by where it shows in the ledger: "subject" (edges from the subject's tokens, by
     head), "elsewhere" (all other edges and the attention bias, by head and bias last), "mlp" and "rest" (embeddings and
-    constants, with the layer axis of size 1). `looked` and `readout` split the change that is carried
-    from subject to last token head by head, whatever caused it: see `split_edges`.
+    constants, with the layer axis of size 1). `rows` is what the last token's attention rows carry of it, whatever made
+    them change: see `read_row_change`. Weights of values and MLPs, too, change what later layers look at. `looked` and
+    `readout` split the change that is carried from subject to last token head by head, whatever caused it: see
+    `split_edges`.
     """
 
     before: Float[Tensor, " prompt"]
     after: Float[Tensor, " prompt"]
     parts: Mapping[str, Float[Tensor, " prompt"]]
     places: Mapping[str, Mapping[str, Float[Tensor, "prompt layer column"]]]
+    rows: Float[Tensor, " prompt"] | None
     looked: Reading
     readout: Reading
 
     @property
     def attention(self) -> Float[Tensor, " prompt"]:
-        """What W_Q and W_K cause: the subject is no longer (or again) looked at."""
+        """What the changed W_Q and W_K cause, on all paths."""
         return self.parts["attention"]
 
     @property
     def storage(self) -> Float[Tensor, " prompt"]:
-        """What W_V, W_O and the MLPs cause: the answer is no longer (or again) stored or read out."""
+        """What the changed W_V, W_O and MLPs cause, on all paths: also through what later layers then look at."""
         return self.parts["values"] + self.parts["mlp"]
 
 
@@ -112,15 +117,17 @@ def read_change(
     places: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     ends: dict[int, Ledger] = {}
     coalitions = [some for size in range(len(differing) + 1) for some in combinations(differing, size)]
-    for some in tqdm(coalitions, desc="hybrids", disable=not progress, leave=False):
-        (hybrid,) = transplants(before, after, masks, [some])
+    hybrids = transplants(before, after, masks, coalitions)
+    bar = tqdm(coalitions, desc="hybrids", disable=not progress, leave=False)
+    for some, hybrid in zip(bar, hybrids, strict=True):
         ledger = read_ledger(bridge_of(hybrid), contrasts, batch_size=batch_size)
+        gc.collect()  # a bridge holds itself in a circle
         if len(some) in (0, len(differing)):
             ends[len(some)] = ledger
-        totals[some] = ledger.contrast
+        totals[some], here = ledger.contrast, _places(ledger)
         for part in differing:
             weight = shapley_weight(part in some, len(some), len(differing))
-            for name, values in _places(ledger).items():
+            for name, values in here.items():
                 places[part][name] = places[part].get(name, torch.zeros_like(values)) + weight * values
     first, last = ends[0], ends[len(differing)]
     nothing = {name: torch.zeros_like(values) for name, values in _places(first).items()}
@@ -137,7 +144,31 @@ def read_change(
         for part in PARTS
     }
     places = {part: found or nothing for part, found in places.items()}
-    return Change(first.contrast, last.contrast, parts, places, *split_edges(first, last))
+    rows = read_row_change(before, after, contrasts, batch_size=batch_size)
+    return Change(first.contrast, last.contrast, parts, places, rows, *split_edges(first, last))
+
+
+@torch.no_grad()
+def read_row_change(
+    before: HookedModel, after: HookedModel, contrasts: Contrasts, *, batch_size: int = 32
+) -> Float[Tensor, " prompt"] | None:
+    """What the attention rows of the last token carry of the change, whatever made them change; None if not editable.
+
+    The Shapley value of rows against all else: the mean of what the first model's rows undo in the second, and the
+    second's do in the first, in all layers at once. Swapping the models turns its sign.
+    """
+    if "eager" in (before.kernel, after.kernel):
+        return None
+    result = torch.zeros(len(contrasts))
+    for places in batches(contrasts.encodings, batch_size):
+        batch, some = pad([contrasts.encodings[i] for i in places], before.pad_id), contrasts.at(places)
+        for model, other, sign in ((after, before, 1.0), (before, after, -1.0)):
+            with evaluating(model.model):
+                own = some.of_logits(forward_rows(model.model, batch, model.kernel)[1][:, -1].float())
+                with edited(model, rows_of_model(other)(batch)):
+                    changed = some.of_logits(forward_rows(model.model, batch, model.kernel)[1][:, -1].float())
+            result[places] += sign * (own - changed) / 2
+    return result
 
 
 def shapley_weight(inside: bool, size: int, n: int) -> float:

@@ -10,11 +10,11 @@ import numpy as np
 
 from attnbalance.models.parts import PARTS
 from attnbalance.prompts import Prompt
-from attnbalance.readings.causal import STRENGTH, Rescue, rescue
+from attnbalance.readings.causal import STRENGTH, Arm, Rescue, rescue
 from attnbalance.readings.change import Change
 from attnbalance.readings.compare import Comparison
 from attnbalance.readings.intervals import Interval, mean_intervals, ratio_intervals, share_interval
-from attnbalance.readings.recall import PairedAccuracy, Recall
+from attnbalance.readings.recall import PairedAccuracy, Recall, gain_interval
 from attnbalance.readings.salience import StoredAnswers
 
 TOP = 3
@@ -27,7 +27,8 @@ class Split:
 
     `causes` are means in nats and add up to `total`; `shares` are their shares in it, without intervals where the
     total's own holds zero. Keys: "attention" and "storage" (values and MLPs together), then the parts of the weights
-    "values", "mlp" and "rest".
+    "values", "mlp" and "rest". Beside these "rows", where rows can be edited: what the last token's attention rows
+    carry of the change, whichever weights made them change; the rest goes other ways.
     """
 
     n: int
@@ -135,12 +136,12 @@ class Explanation:
             return None
         subjects = self._subjects(wrong)
         stored, control = ((rank[wrong] <= TOP).tolist() for rank in (ranks.rank, ranks.control))
-        gained = np.asarray(stored, dtype=float) - np.asarray(control, dtype=float)
+        gained = np.asarray(stored, dtype=int) - np.asarray(control, dtype=int)
         return Hidden(
             len(wrong),
             share_interval(stored, subjects, seed=seed),
             share_interval(control, subjects, seed=seed),
-            mean_intervals(gained[:, None], subjects, seed=seed)[0],
+            gain_interval(gained, subjects, seed),
         )
 
     def check(self, label: str, kind: str, alpha: float | None = STRENGTH) -> Check | None:
@@ -159,6 +160,8 @@ class Explanation:
         change, subjects, seed = self.change, self._subjects(places), self.comparison.seed
         columns = {"attention": change.attention, "storage": change.storage}
         columns |= {part: change.parts[part] for part in PARTS if part not in columns}
+        if change.rows is not None:
+            columns["rows"] = change.rows
         table = np.stack([column[list(places)].double().numpy() for column in columns.values()], axis=1)
         total = (change.after - change.before)[list(places)].double().numpy()
         means = mean_intervals(np.column_stack([table, total]), subjects, seed=seed)
@@ -172,9 +175,8 @@ class Explanation:
 
 
 def make_check(
-    name: str, kind: str, alpha: float | None, answers: Recall, plain: Recall, other: Recall, before: Sequence[Check]
+    arm: Arm, answers: Recall, plain: Recall, other: Recall, before: Sequence[Check], seed: int = 0
 ) -> Check:
-    """A check with what it brings back; a boost's control is the one of the same strength among those made `before`."""
-    control = next((one.recall for one in before if one.kind == "control" and one.alpha == alpha), None)
-    found = rescue(plain, other, answers, control if kind == "boost" else None)
-    return Check(name, kind, alpha, answers, found)
+    """A check with what it brings back, compared with its control among the checks made `before`."""
+    control = next((one.recall for one in before if one.name == arm.control), None)
+    return Check(arm.name, arm.kind, arm.alpha, answers, rescue(plain, other, answers, control, seed=seed))

@@ -34,8 +34,8 @@ class Interval:
         return replace(self, low=low, high=high)
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """The interval as JSON; a bound that is not known is null."""
-        return {"mean": self.mean, "low": finite(self.low), "high": finite(self.high), "n": self.n}
+        """The interval as JSON; a number that is not known is null."""
+        return {"mean": finite(self.mean), "low": finite(self.low), "high": finite(self.high), "n": self.n}
 
 
 def finite(number: float) -> float | None:
@@ -79,16 +79,16 @@ def ratio_intervals(
     Intervals as in `mean_intervals`. Where the interval of the total's own mean holds zero a share of it means little:
     there is no interval (NaN) then.
     """
-    whole = np.asarray(total, dtype=float)[:, None]
+    table, whole = np.asarray(parts, dtype=float), np.asarray(total, dtype=float)[:, None]
+    if not mean_intervals(whole, clusters, seed=seed)[0].excludes_zero:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return [Interval(float(one), np.nan, np.nan, len(table)) for one in table.sum(0) / whole.sum()]
 
     def shares(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         with np.errstate(divide="ignore", invalid="ignore"):
-            return sums[..., :-1] / sums[..., -1:]
+            return np.where(sums[..., -1:] == 0, np.nan, sums[..., :-1] / sums[..., -1:])
 
-    found = _bootstrapped(np.hstack([np.asarray(parts, dtype=float), whole]), shares, clusters, 0.95, seed)
-    if mean_intervals(whole, clusters, seed=seed)[0].excludes_zero:
-        return found
-    return [replace(one, low=np.nan, high=np.nan) for one in found]
+    return _bootstrapped(np.hstack([table, whole]), shares, clusters, 0.95, seed)
 
 
 def rank_correlations(
@@ -135,7 +135,7 @@ def _bootstrapped(
         return [Interval(float(value), np.nan, np.nan, len(columns)) for value in found]
     sums = np.asarray([np.bincount(inverse, column, len(names)) for column in columns.T], dtype=float).T
     drawn = _resampled_sums(sums, np.random.default_rng(seed))
-    ends = np.quantile(statistic(drawn), [0.025, 0.975], axis=0)
+    ends = np.nanquantile(statistic(drawn), [0.025, 0.975], axis=0)
     low, high = found + (ends - found) * _expansion(len(names), confidence)
     return [Interval(float(m), float(lo), float(hi), len(columns)) for m, lo, hi in zip(found, low, high, strict=True)]
 

@@ -124,10 +124,10 @@ def compare_accuracy(a: Recall, b: Recall, seed: int = 0) -> PairedAccuracy:
     gained = right_a - right_b
     a_only, b_only = int((gained > 0).sum()), int((gained < 0).sum())
     p_value = float(stats.binomtest(a_only, a_only + b_only).pvalue) if a_only + b_only else 1.0
-    return PairedAccuracy(_gain_interval(gained, a.subjects, seed), a_only, b_only, p_value)
+    return PairedAccuracy(gain_interval(gained, a.subjects, seed), a_only, b_only, p_value)
 
 
-def _gain_interval(gained: npt.NDArray[np.int_], subjects: Sequence[str], seed: int) -> Interval:
+def gain_interval(gained: npt.NDArray[np.int_], subjects: Sequence[str], seed: int) -> Interval:
     """The mean of gains in {-1, 0, 1} with its interval: bootstrap, or Wilson's where all gains are alike.
 
     No end lies outside [-1, 1]. `share_interval` says how many subjects either of the two needs.

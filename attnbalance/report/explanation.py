@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 EXAMPLES = 10
-CAUSES = ("attention", "storage", "values", "mlp", "rest")
+LOST = "the questions lost (chosen for that)"
 NAMES = {
     "attention": "attention: W_Q, W_K",
-    "storage": "storage: W_V, W_O and MLPs",
+    "storage": "storage: W_V, W_O, MLPs",
     "values": "of that, W_V, W_O",
     "mlp": "of that, MLPs",
     "rest": "embeddings and norms",
+    "rows": "carried by last token's rows",
 }
 """How tables name the causes of a change."""
 
@@ -42,9 +43,11 @@ def headline(explanation: Explanation) -> str:
     lost, gained = (len(explanation.groups.get(name, ())) for name in ("lost", "gained"))
     shares = [wording.percent(sum(r.correct) / len(r.correct)) for r in map(explanation.recall, (before, after))]
     n = wording.questions(len(explanation.prompts))
+    paired = explanation.accuracy()
+    told = f": not told apart, exact McNemar p = {paired.p_value:.2g}" if paired and not paired.differs else ""
     counts = (
         f"{after} gets {lost:,} of {n} wrong that {before} gets right, and {gained:,} right that {before} gets wrong "
-        f"({shares[0]} right before, {shares[1]} after)."
+        f"({shares[0]} right before, {shares[1]} after{told})."
     )
     return f"{counts} {cause_sentence(explanation)} {rescue_sentence(explanation, after, brief=True)}"
 
@@ -52,10 +55,11 @@ def headline(explanation: Explanation) -> str:
 def cause_sentence(explanation: Explanation) -> str:
     """What attention and storage cause of the change of the right answer's lead; see `headline`.
 
-    Where that change is not sure, those of the questions lost (and said to have been chosen so), if theirs is.
+    Where that change is not sure, it is said, and followed by that of all questions, or else of those lost, if sure.
     """
-    group = "fifth 1" if "fifth 1" in explanation.splits else "all"
-    split, where = explanation.splits[group], _where(group)
+    splits = explanation.splits
+    group = "fifth 1" if "fifth 1" in splits and not math.isnan(splits["fifth 1"].total.low) else "all"
+    split, where = splits[group], _where(group)
     if split.total.excludes_zero:
         return _causes(split, where)
     if math.isnan(split.total.low):
@@ -63,33 +67,41 @@ def cause_sentence(explanation: Explanation) -> str:
         return f"The right answer's lead over other answers changes by {size} ({sentence.FEW}: no interval)."
     size = f"{wording.logits(split.total)} nats"
     text = f"On {where} the right answer's lead over other answers does not change measurably ({size})."
-    lost = explanation.splits.get("lost")
-    return f"{text} {_causes(lost, _where('lost'))}" if lost and lost.total.excludes_zero else text
+    sure = [name for name in ("all", "lost") if name in splits and splits[name].total.excludes_zero]
+    return f"{text} {_causes(splits[sure[0]], _where(sure[0]))}" if sure else text
 
 
 def _causes(split: Split, where: str) -> str:
     way = "falls" if split.total.mean < 0 else "rises"
     low, high = sorted((abs(split.total.low), abs(split.total.high)))
     parts = {name: wording.percent_share(found) for name, found in split.shares.items()}
+    carried = split.shares.get("rows")
+    rows = ""
+    if carried:
+        told = wording.percent_share(carried)
+        rows = f" The attention rows of the last token carry {told} of it, whichever weights moved them."
     return (
         f"On {where} the right answer's lead over other answers {way} by {abs(split.total.mean):.2f} "
-        f"[{low:.2f}, {high:.2f}] nats, {verdict(split)}: {parts['attention']} of that is caused by attention (the "
-        f"weights W_Q and W_K), {parts['storage']} by storage (W_V, W_O and the MLPs), {parts['rest']} by embeddings "
-        "and norms."
+        f"[{low:.2f}, {high:.2f}] nats, {verdict(split)}: {parts['attention']} of that is caused by changed W_Q and "
+        f"W_K (attention), {parts['storage']} by changed W_V, W_O and MLPs (storage), {parts['rest']} by embeddings "
+        f"and norms.{rows}"
     )
 
 
 def verdict(split: Split) -> str:
-    """Which cause has more than half of a change for sure, in words."""
-    if split.shares["attention"].low > 0.5:
-        return "mostly because of where the model looks"
-    if split.shares["storage"].low > 0.5:
-        return "mostly because of what it stores and reads out, not of where it looks"
-    return "and neither attention nor storage has more than half of it for sure"
+    """Which weights cause more than half of a change for sure, in words."""
+    attention, storage = (split.shares[name].low > 0.5 for name in ("attention", "storage"))
+    if attention and storage:
+        return "because of both the weights of attention and those of storage, against the others"
+    if attention:
+        return "mostly because of the weights that direct attention"
+    if storage:
+        return "mostly because of the weights that store and read out, not of those that direct attention"
+    return "and neither the weights of attention nor those of storage cause more than half of it for sure"
 
 
 def rescue_sentence(explanation: Explanation, label: str, *, brief: bool = False) -> str:
-    """What brings back the answers that a model lost to the other one; `brief` names boost and weights of attention."""
+    """What brings back the answers that a model lost to the other one; `brief` names fewer checks."""
     other = explanation.swapped(label)
     lost = "lost" if label == explanation.labels[1] else "gained"
     if lost not in explanation.groups:
@@ -108,7 +120,7 @@ def rescue_sentence(explanation: Explanation, label: str, *, brief: bool = False
     found += [
         f"{_share(one.rescue.rescued)} with {other}'s {one.name}"
         for one in explanation.checks[label]
-        if one.kind == "weights" and (not brief or one.name in (WEIGHTS["attention"], WEIGHTS["values"]))
+        if one.kind == "weights" and (not brief or one.name != WEIGHTS["rest"])
     ]
     if not found:
         return "No check could be made."
@@ -120,7 +132,8 @@ def hidden_sentence(explanation: Explanation, label: str) -> str:
     found = explanation.hidden(label)
     if found is None:
         return f"{label} gets nothing wrong."
-    told = "more than chance" if found.difference.low > 0 else "not told apart from chance"
+    low, high = found.difference.low, found.difference.high
+    told = "more than chance" if low > 0 else "less than chance" if high < 0 else "not told apart from chance"
     return (
         f"Of the {found.wrong:,} facts that {label} gets wrong, {wording.percent_interval(found.stored)} have the "
         f"right answer among the first {TOP} of their relation in what its heads could read at the subject; at other "
@@ -144,7 +157,7 @@ def write_page(explanation: Explanation, path: Path, *, command: str | None = No
         "curves_sentence": sentence.curves_sentence(comparison),
         "difference_sentence": sentence.difference_sentence(comparison),
         "causes": svg(draw_causes(explanation), "Change of the lead by cause"),
-        "names": NAMES,
+        "names": {key: name for key, name in NAMES.items() if key in explanation.splits["all"].causes},
         "splits": {_where(name): split for name, split in explanation.splits.items()},
         "edges": list(zip(explanation.change.looked.layers, explanation.edges(explanation.groups["all"]), strict=True)),
         "checks": {label: explanation.checks[label] for label in (after, before)},
@@ -290,5 +303,5 @@ def _where(group: str) -> str:
     """A group of questions in words."""
     if group == "fifth 1":
         return "the most popular fifth"
-    names = {"all": "all questions", "lost": "the questions lost", "gained": "the questions gained"}
+    names = {"all": "all questions", "lost": LOST, "gained": "the questions gained (chosen for that)"}
     return names.get(group, group.replace("fifth", "fifth of popularity"))

@@ -247,3 +247,45 @@ def test_models_of_different_shapes_are_refused(contrasts: Contrasts, other: str
     for pair in ((hooked(tiny_model("llama")), second), (second, hooked(tiny_model("llama")))):
         with pytest.raises(ModelError, match="of different shapes"):
             read_change(*pair, contrasts)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_rows_carry_all_that_queries_and_keys_of_the_last_layer_change_and_nothing_that_its_mlp_does(
+    contrasts: Contrasts, family: str
+) -> None:
+    first, noise = tiny_model(family), torch.Generator().manual_seed(7)
+    for part, carried in (("attention", True), ("mlp", False)):
+        second = copy.deepcopy(first)
+        entries = weights(second, part)
+        for one in entries[len(entries) // 2 :]:  # of two layers the last: its rows are read by nothing but its values
+            one += 0.2 * torch.randn(one.shape, generator=noise)
+        change = read_change(hooked(first), hooked(second), contrasts)
+        assert change.rows is not None
+        assert ((change.after - change.before).abs() > 0.01).any()
+        near(change.rows, (change.after - change.before) * carried, change.before)
+        back = read_change(hooked(second), hooked(first), contrasts, batch_size=4)
+        assert back.rows is not None
+        near(back.rows, -change.rows, change.before)
+
+
+def test_an_mlp_can_move_what_later_layers_look_at_which_rows_show_and_parts_do_not(contrasts: Contrasts) -> None:
+    first, noise = tiny_model("llama"), torch.Generator().manual_seed(7)
+    for one in weights(first, "attention"):
+        one *= 2  # sharp rows, which follow what they read
+    second = copy.deepcopy(first)
+    entries = weights(second, "mlp")
+    for one in entries[: len(entries) // 2]:  # the first of two layers
+        one += 0.2 * torch.randn(one.shape, generator=noise)
+    change = read_change(hooked(first), hooked(second), contrasts)
+    assert change.rows is not None
+    assert not change.attention.any()
+    assert (change.rows.abs() > 0.05).any()
+
+
+def test_checkpoints_of_different_dtypes_turn_round_too(contrasts: Contrasts) -> None:
+    # GPT-2: casting a Llama by hand would round its rotary frequencies, which are no parameters, as well
+    models = hooked(tiny_model("gpt2").bfloat16()), hooked(perturbed(tiny_model("gpt2"), ("attention", "mlp")))
+    there, back = read_change(*models, contrasts), read_change(*reversed(models), contrasts)
+    for part in ("attention", "mlp"):
+        assert there.parts[part].any()
+        near(back.parts[part], -there.parts[part], there.before, 1e-3)  # rivals' weights are read in bfloat16

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
+from attnbalance.readings.causal import Arm
 from attnbalance.readings.change import Change
 from attnbalance.readings.explanation import Explanation, make_check
 from attnbalance.readings.salience import StoredAnswers
@@ -42,7 +44,8 @@ def a_change(attention: float, storage: float, rest: float = 0.0) -> Change:
     prompts = a_comparison(ATTENTION).prompts
     places = {part: {"subject": torch.zeros(N, 2, 2), "rest": torch.zeros(N, 1, 1)} for part in parts}
     looked, read = a_reading(prompts, [0.1, -0.2], 2, 1), a_reading(prompts, [0.0, 0.3], 2, 2)
-    return Change(before, before + sum(parts.values()), parts, places, looked, read)
+    rows = torch.full((N,), attention / 2)
+    return Change(before, before + sum(parts.values()), parts, places, rows, looked, read)
 
 
 def an_explanation(change: Change, subject: str = "Ann {}", popular: bool = True, checked: bool = True) -> Explanation:
@@ -55,13 +58,16 @@ def an_explanation(change: Change, subject: str = "Ann {}", popular: bool = True
         assert plain is not None
         assert known is not None
         found = []
-        for name, kind, alpha, right in (
-            ("attention to other tokens x4", "control", 4.0, plain.correct),
-            ("attention to the subject x4", "boost", 4.0, [True] * 6 + list(plain.correct[6:])),
-            ("rows of all layers", "rows", None, known.correct),
-            ("W_Q and W_K", "weights", None, known.correct),
+        tokens, subject = "attention to other tokens x4", "attention to the subject x4"
+        for name, kind, alpha, control, right in (
+            (tokens, "control", 4.0, None, plain.correct),
+            (subject, "boost", 4.0, tokens, [True] * 6 + list(plain.correct[6:])),
+            ("rows of all layers", "rows", None, None, known.correct),
+            ("W_Q and W_K", "weights", None, None, known.correct),
         ):
-            found.append(make_check(name, kind, alpha, a_recall(made.prompts, right), plain, known, found))
+            answers = a_recall(made.prompts, right)
+            arm = Arm(name, kind, alpha, lambda answers=answers: answers, control)
+            found.append(make_check(arm, arm.ask(), plain, known, found))
         checks[label] = found if checked else []
     return Explanation(made, change, checks, {"old": stored, "new": stored}, 0)
 
@@ -70,10 +76,10 @@ def test_the_headline_counts_what_is_lost_and_names_the_cause_and_what_comes_bac
     text = headline(an_explanation(a_change(-2.0, -0.5)))
     assert text.startswith(
         "new gets 12 of 40 questions wrong that old gets right, and 4 right that old gets wrong "
-        "(50.0% right before, 30.0% after)."
+        "(50.0% right before, 30.0% after"
     )
     assert "On the most popular fifth the right answer's lead over other answers falls by 2.5" in text
-    assert "mostly because of where the model looks: 80% [" in text
+    assert "mostly because of the weights that direct attention: 80% [" in text
     assert "Of the 12 that new gets wrong and old right, these come back: 50.0% [" in text
     assert "exact McNemar p = 0.031" in text  # 2 / 2 ** 6: six return under the boost, none under the control
     assert "100.0% [75.8, 100.0] with old's W_Q and W_K" in text  # Wilson: 1 / (1 + 1.96^2 / 12) = 0.758
@@ -82,9 +88,10 @@ def test_the_headline_counts_what_is_lost_and_names_the_cause_and_what_comes_bac
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (a_change(-0.1, -2.0), "falls by 2.10 [2.10, 2.11] nats, mostly because of what it stores and reads out"),
-        (a_change(0.1, 2.0), "rises by 2.10 [2.09, 2.10] nats, mostly because of what it stores and reads out"),
-        (a_change(-0.5, -0.5, -0.5), "neither attention nor storage has more than half of it for sure"),
+        (a_change(-0.1, -2.0), "falls by 2.10 [2.10, 2.11] nats, mostly because of the weights that store and read"),
+        (a_change(0.1, 2.0), "rises by 2.10 [2.09, 2.10] nats, mostly because of the weights that store and read"),
+        (a_change(-0.5, -0.5, -0.5), "and neither the weights of attention nor those of storage cause more than half"),
+        (a_change(-1.0, -1.0, 0.5), "because of both the weights of attention and those of storage, against"),
         (a_change(0.0, 0.0), "does not change measurably"),
     ],
 )
@@ -153,3 +160,28 @@ def test_json_is_finite_and_the_table_has_a_row_a_question(tmp_path):
     table = pq.read_table(tmp_path / "changes.parquet")
     assert len(table) == N
     assert table["right_after"].to_pylist() == AFTER
+
+
+def test_rows_stand_beside_the_causes_and_are_left_out_where_they_cannot_be_edited(tmp_path):
+    change = a_change(-2.0, -0.5)
+    assert "The attention rows of the last token carry 40% [" in headline(an_explanation(change))  # 1 of 2.5
+    without = an_explanation(replace(change, rows=None))
+    assert "attention rows of the last" not in cause_sentence(without)
+    write_page(without, tmp_path / "report.html")
+    assert "carried by" not in (tmp_path / "report.html").read_text()
+
+
+def test_fewer_stored_answers_than_by_chance_are_called_so():
+    made = an_explanation(a_change(-1, 0))
+    swapped = StoredAnswers(torch.full((N,), 5), torch.arange(N) % 6 + 1, torch.full((N,), 6))
+    assert "less than chance" in hidden_sentence(replace(made, stored={"old": swapped, "new": swapped}), "new")
+
+
+def test_an_unsure_popular_fifth_is_followed_by_the_questions_lost_and_how_they_were_chosen():
+    change = a_change(0.0, 0.0)
+    places = torch.arange(N)
+    values = -2.0 * (places < 12) + 4 * (places < 8) * (-1.0) ** places
+    change = replace(change, after=change.before + values, parts={**change.parts, "mlp": values})
+    text = cause_sentence(an_explanation(change))
+    assert text.startswith("On the most popular fifth the right answer's lead over other answers does not change")
+    assert "On the questions lost (chosen for that) the right answer's lead over other answers falls" in text
