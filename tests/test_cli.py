@@ -177,3 +177,23 @@ def test_control_c_gives_one_message_and_code_2(tmp_path: Path) -> None:
 
 def test_the_version_is_that_of_the_package() -> None:
     assert said("--version") == (0, "0.1.0\n")
+
+
+def test_finetune_ranks_by_what_the_model_shows_and_drops_what_cannot_be_ranked(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    facts = [(f"Subject {i}", "city", ("Paris", "Rome")[i % 2]) for i in range(20)] + [("Alone", "king", "Juan")]
+    path = tmp_path / "facts.jsonl"
+    lines = [json.dumps({"subject": s, "relation": r, "answers": [a]}) + "\n" for s, r, a in facts]
+    path.write_text("".join(lines))
+    options = ("--facts", path, "--template", "The {relation} of {subject} is", "--steps", 2, "--checkpoint-every", 2)
+    ranked = ("--split", "top", "--rank-by", "salience", "--out", tmp_path / "out")
+    code, text = said("finetune", llama_folder, *options, *ranked)
+    assert code == 2
+    assert "no other answer to be set against" in text
+    code, text = said("finetune", llama_folder, *options, *ranked, "--skip-bad")
+    assert code == 0, text
+    assert json.loads((tmp_path / "out" / "attnbalance.json").read_text())["config"]["split"] == "top by salience"
+    code, text = said("finetune", llama_folder, *options, "--split", "whole", "--rank-by", "loss", "--out", tmp_path)
+    assert code == 2
+    assert "split whole does not rank facts" in text

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from attnbalance import Fact
 from attnbalance.cli import app
+from attnbalance.errors import ModelError
 from attnbalance.explain import explain as explain_models
 from attnbalance.facts import FactSet
 from attnbalance.measure import How, ModelSpec
@@ -143,3 +144,33 @@ def test_salience_writes_numbers_for_every_reading_and_popularity(
     assert len(table) == 2 * len(FACTS) * 2 * sum(heads)
     assert {"salience.png", "popularity.png", "prompts.jsonl", "attnbalance.json"} <= {p.name for p in out.iterdir()}
     assert salience(specs, FACTS, HOW, out) == answer
+
+
+def test_models_of_the_same_weights_have_nothing_to_explain(llama_folder: Path, tmp_path: Path) -> None:
+    specs = (ModelSpec(label, str(llama_folder)) for label in ("a", "b"))
+    with pytest.raises(ModelError, match="the same weights"):
+        explain_models(*specs, FACTS, HOW, tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_an_adapter_is_explained_against_its_base_and_a_family_outside_without_edits(
+    llama_folder: Path, lora_folder: Path, tmp_path: Path
+) -> None:
+    explain_models(
+        ModelSpec("base", str(llama_folder)),
+        ModelSpec("lora", str(llama_folder), str(lora_folder)),
+        FACTS,
+        HOW,
+        tmp_path / "lora-out",
+    )
+    found = json.loads((tmp_path / "lora-out" / "explain.json").read_text())["groups"]["all"]["causes"]
+    assert found["mlp"]["mean"] == found["rest"]["mean"] == 0  # the adapter is on q_proj and v_proj
+    assert found["attention"]["mean"] != 0 != found["values"]["mean"]
+    bloom = tmp_path / "bloom"
+    tiny_model("bloom").save_pretrained(bloom)
+    tiny_tokenizer("bos").save_pretrained(bloom)
+    other = changed(bloom, tmp_path / "other", ("mlp",))
+    with pytest.warns(UserWarning, match="eager"):
+        groups = explained(str(bloom), other, tmp_path / "bloom-out")["groups"]
+    assert "rows" not in groups["all"]["causes"]
+    assert groups["all"]["shares"]["storage"]["mean"] == pytest.approx(1, abs=1e-3)

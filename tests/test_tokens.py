@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from attnbalance import Fact, Prompt
 from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.prompts import make_prompts
-from attnbalance.tokens import Encoding, as_chat, batches, check_lengths, encode, pad
+from attnbalance.tokens import Encoding, as_chat, batches, check_lengths, encode, encode_answers, pad
 
 NORMALISING = ("lower",)
 
@@ -209,3 +209,11 @@ def test_tokens_are_shown_as_the_characters_that_they_stand_for(kind: str) -> No
     for one in encode([p for p in tiny_prompts() if p.text.isascii()], tokenizer):
         start = "<s>" if one.tokens[0] == "<s>" else ""
         assert "".join(one.tokens) == start + one.prompt.text
+
+
+def test_an_answer_stands_behind_a_space_and_in_a_chat_right_behind_the_header():
+    tokenizer, prompts = tiny_tokenizer("chat"), tiny_prompts("qa")
+    for asked, space in ((prompts, " "), (as_chat(prompts, tokenizer), "")):
+        encodings = encode(asked, tokenizer)
+        for one, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True):
+            assert tokenizer.decode(answer) == f"{space}{one.prompt.fact.answer}"
