@@ -320,7 +320,7 @@ def explain(
     tokenizer: Tokenizer = None,
     dtype: Dtype = None,
     device: Device = None,
-    batch_size: BatchSize = 32,
+    batch_size: BatchSize = 128,
     trust_remote_code: TrustRemoteCode = False,
     seed: Seed = 0,
 ) -> None:
