@@ -248,8 +248,9 @@ def curve(
 ) -> None:
     """Draw the subject-attention curve of one or more models on the same questions, with intervals.
 
-    Writes report.html, curves.png, curves.json, readings.parquet (label, prompt_id, layer, head, value), prompts.jsonl
-    and, with --recall, recall.json and answers.jsonl. The report is about the difference of the first two models.
+    Writes report.html, curves.png, curves.json, readings.parquet (label, reading, prompt_id, layer, head, value),
+    prompts.jsonl and, with --recall, recall.json and answers.jsonl. The report is about the difference of the first two
+    models.
     """
     from attnbalance.datasets.load import load_facts
     from attnbalance.measure import How, parse_spec
@@ -328,7 +329,7 @@ def explain(
 
     Splits the change of every answer's lead by cause and by place, and tries what brings answers back: attention
     raised, attention rows and weights of the other checkpoint. Writes report.html, explain.json, changes.parquet (one
-    row a question), causes.png and what `curve --recall` writes.
+    row a question), edges.parquet (by layer and head), causes.png and what `curve --recall` writes.
     """
     from attnbalance.datasets.load import load_facts
     from attnbalance.explain import explain as run
