@@ -25,8 +25,9 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except AttnBalanceError as error:
             _fail(str(error))
-        except KeyboardInterrupt:
-            _fail("interrupted; run the same command again to go on")
+        except KeyboardInterrupt as interrupt:
+            left = f"; {interrupt}" if str(interrupt) else ""
+            _fail(f"interrupted{left}; run the same command again to go on")
         except Exception as error:
             message = _trouble(error)
             if message is None:
@@ -140,8 +141,30 @@ def finetune(
     batch_size: Annotated[int, typer.Option(min=1, help="Questions a step, over all devices.")] = 128,
     accumulate: Annotated[int, typer.Option(min=1, help="Parts in which a device takes its share of a batch.")] = 1,
     weight_decay: Annotated[float, typer.Option(min=0.0)] = 0.0,
-    lora_rank: Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
+    lora_rank: Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains the weights themselves.")] = 0,
     lora_alpha: Annotated[float | None, typer.Option(help="Scale of LoRA; by default twice the rank.")] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTS",
+            help="Which weights: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or heads: "
+            "qk@4-7, q@3.1. By default all; attention for the objective recommended.",
+        ),
+    ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="recommended, or terms with weights, e.g. 'ce + 0.3*row-anchor(question)'; a wrong one lists all.",
+        ),
+    ] = "ce",
+    curriculum: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="shuffled, popular-first, obscure-first, popular-last, popular-share=SHARE."),
+    ] = "shuffled",
+    gradient_rank: Annotated[
+        int | None, typer.Option(min=1, help="Replace each matrix's gradient by its best approximation of this rank.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default what suits the method.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")] = 20,
     patience: Annotated[int, typer.Option(min=0, help="Stop after so many validations without gain; 0: never.")] = 3,
@@ -204,6 +227,10 @@ def finetune(
         weight_decay=weight_decay,
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
+        train=train,
+        objective=objective,
+        curriculum=curriculum,
+        gradient_rank=gradient_rank,
         dtype=dtype,
         checkpoint_every=checkpoint_every,
         patience=patience or None,
@@ -215,11 +242,31 @@ def finetune(
     if dropped:
         print(f"Dropped of {len(chosen)} facts: {', '.join(f'{n} ({why})' for why, n in dropped.items())}.")
     sizes = {part: len(getattr(parts, part)) for part in ("train", "validation", "heldout")}
+    print(f"{done.trained}.")
     print(f"Facts: {', '.join(f'{n} {part}' for part, n in sizes.items())}, {parts.left_out} left out.")
     print(f"Best checkpoint: step {done.best_step}, validation loss {loss:.3f} nats a token; it is {out} itself.")
     print(
         f"Next: attnbalance curve base={done.base} finetuned={name} --facts {out / 'heldout.jsonl'} --recall --out ..."
     )
+
+
+@app.command()
+def study(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file: worlds, methods, splits, seeds.")],
+    out: Out,
+    worker: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Do part I (from 0) of N; by default all, or Slurm's array index's part."),
+    ] = None,
+) -> None:
+    """Compare ways of finetuning: methods x splits x seeds on one or more worlds, every fit in a folder of its own.
+
+    Writes fits/WORLD/seed-N/SPLIT/METHOD/result.json and, once all are there, table.md, study.json and study.png. Run
+    it again to go on, or several times at once with --worker.
+    """
+    from attnbalance.study import study as run
+
+    print(f"{run(config, out, worker=worker, progress=_progress())}\n\nResults: {out}")
 
 
 @app.command()

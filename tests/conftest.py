@@ -22,6 +22,7 @@ TYPED = (
     "attnbalance.models.parts",
     "attnbalance.readings",
     "attnbalance.finetune.examples",
+    "attnbalance.finetune.parameters",
     "attnbalance.finetune.trainer",
 )
 """Modules with tensors in their signatures; attnbalance.models.rows is left out, since it is traced and compiled."""

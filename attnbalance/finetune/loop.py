@@ -11,21 +11,14 @@ from typing import Any, TypeVar
 import torch
 from accelerate import PartialState
 from torch import Tensor, nn
-from torch.utils.data import Dataset
-from transformers import (
-    EvalPrediction,
-    PreTrainedTokenizerBase,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from attnbalance.errors import DataError, ModelError
 from attnbalance.finetune.checkpoints import checkpoints, mark_complete
-from attnbalance.finetune.examples import answer_losses
+from attnbalance.finetune.objective_trainer import WATCHED, ObjectiveTrainer
+from attnbalance.finetune.objectives import Objective
+from attnbalance.finetune.parameters import Guard
 
 Result = TypeVar("Result")
 
@@ -38,7 +31,7 @@ class Schedule:
 
     `decay` lowers the learning rate linearly to 0 at the last step. A checkpoint is written, and the validation loss
     measured, `every` so many steps and after the last; training stops when `patience` measurements in a row have not
-    been below the best before them (None: never).
+    been below the best before them (None: never). `gradient_rank`: see `ObjectiveMixin`.
     """
 
     steps: int
@@ -50,6 +43,7 @@ class Schedule:
     weight_decay: float = 0.0
     accumulate: int = 1
     patience: int | None = None
+    gradient_rank: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could not be trained with."""
@@ -72,10 +66,12 @@ def train(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     data: Sequence[Any],
-    collator: Callable[[Sequence[Any]], dict[str, Tensor]],
+    collator: Callable[[Sequence[Any]], dict[str, Tensor]] | None,
     work: Path,
     schedule: Schedule,
     validation: Sequence[Any] | None = None,
+    objective: str | Objective = "ce",
+    guard: Guard | None = None,
     label: str = "training",
     progress: bool = False,
 ) -> list[dict[str, float]]:
@@ -83,20 +79,21 @@ def train(
 
     `data` holds steps x batch_size examples, so that what a step sees depends on nothing but its number; killed and
     called again, training goes on to the same weights, bit for bit on a CPU. The result is in `work`'s checkpoints.
-    `label` names the progress bar, drawn where `progress` is true. Raises `ModelError` where a loss or a weight is no
-    finite number.
+    Examples need no collator. `objective` and `guard` are those of `ObjectiveMixin`. `label` names the progress bar,
+    drawn where `progress` is true. Raises `ModelError` where a loss or a weight is no finite number.
     """
     arguments = _arguments(work, schedule, validation is not None)
-    trainer = _Trainer(
+    trainer = ObjectiveTrainer(
         model=model,
         args=arguments,
-        train_dataset=_InOrder(data),
-        eval_dataset=None if validation is None else _InOrder(validation),
+        train_dataset=data,
+        eval_dataset=validation,
         data_collator=collator,
         processing_class=tokenizer,
-        compute_metrics=_validation_loss,
-        preprocess_logits_for_metrics=_answer_losses,
         callbacks=[_MarkComplete(), _StopEarly(schedule.patience)],
+        objective=objective,
+        guard=guard,
+        gradient_rank=schedule.gradient_rank,
     )
     trainer.remove_callback(PrinterCallback)
     if progress:
@@ -119,6 +116,18 @@ def on_main_process_first(action: Callable[[], Result]) -> Result:
 def validation_losses(log: Sequence[dict[str, float]]) -> dict[int, float]:
     """The validation loss (nats for a token of the answer) by step, from a Trainer's log."""
     return {int(entry["step"]): float(entry[VALIDATION_LOSS]) for entry in log if VALIDATION_LOSS in entry}
+
+
+def trajectory(log: Sequence[dict[str, float]]) -> list[dict[str, object]]:
+    """What was watched (`WATCHED`) at each validation, in order of steps; subject attention as a list over layers."""
+    result = []
+    for entry in log:
+        if VALIDATION_LOSS in entry:
+            lead = f"eval_{WATCHED[-1]}/"
+            by_layer = [value for name, value in entry.items() if name.startswith(lead)]
+            scalars = {name: entry[f"eval_{name}"] for name in WATCHED[:-1] if f"eval_{name}" in entry}
+            result.append({"step": int(entry["step"]), **scalars, WATCHED[-1]: by_layer})
+    return result
 
 
 def stops(losses: dict[int, float], patience: int | None) -> bool:
@@ -160,32 +169,6 @@ def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArgum
         seed=schedule.seed,
         report_to="none",
     )
-
-
-class _InOrder(Dataset[Any]):
-    """A sequence as the map-style dataset that a Trainer wants."""
-
-    def __init__(self, items: Sequence[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
-
-
-class _Trainer(Trainer):
-    """A Trainer that stops at a loss that is no number instead of going on with ruined weights."""
-
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        if not bool(torch.isfinite(loss).all()):
-            raise ModelError(
-                f"the training loss is {float(loss)} at step {self.state.global_step + 1}; "
-                "lower the learning rate, or load the model in float32"
-            )
-        return loss
 
 
 class _MarkComplete(TrainerCallback):
@@ -235,12 +218,11 @@ class _Bar(ProgressCallback):
     def on_log(self, *args: Any, **kwargs: Any) -> None:
         """The log is kept, not printed."""
 
-
-def _answer_losses(logits: Any, labels: Tensor) -> Tensor:
-    return answer_losses(logits[0] if isinstance(logits, tuple) else logits, labels)
-
-
-def _validation_loss(prediction: EvalPrediction) -> dict[str, float]:
-    """Mean over all answer tokens, however the facts were batched."""
-    summed, count = prediction.predictions.sum(0)  # pyright: ignore[reportAttributeAccessIssue]
-    return {"answer_loss": float(summed / count)}
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """What was watched, live, behind the bar."""
+        seen = trajectory(state.log_history)
+        if self.training_bar is not None and seen:
+            now = {name: value for name, value in seen[-1].items() if isinstance(value, float)}
+            attention = " ".join(f"{value:.2f}" for value in seen[-1][WATCHED[-1]])  # pyright: ignore
+            shown = {name.replace("_", " "): f"{value:.3f}" for name, value in now.items()}
+            self.training_bar.set_postfix(shown | {"subject attention": attention})

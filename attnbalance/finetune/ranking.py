@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch.nn.functional import cross_entropy
 
 from attnbalance.errors import DataError
 from attnbalance.facts import FactSet
-from attnbalance.finetune.examples import answer_losses, collate, make_examples
+from attnbalance.finetune.examples import IGNORED, answer_logits, examples_of
 from attnbalance.models.bridge import bridge_of
-from attnbalance.models.forward import evaluating
 from attnbalance.models.hooked import HookedModel
-from attnbalance.prompts import Template, make_prompts
+from attnbalance.prompts import Prompt, Template, make_prompts
 from attnbalance.readings.contrast import make_contrasts
 from attnbalance.readings.ledger import read_ledger
 from attnbalance.readings.relevance import read_relevance
@@ -40,29 +42,19 @@ def rank_facts(
         return [float(fact.popularity or 0.0) for fact in facts]
     if model is None:
         raise DataError(f"a ranking by {by} reads a model; pass one")
+    return score_prompts(make_prompts(facts, template), by, model, batch_size)
+
+
+def score_prompts(prompts: Sequence[Prompt], by: str, model: HookedModel, batch_size: int = 32) -> list[float]:
+    """The scores of `rank_facts` that a model gives: "loss", "salience" or "relevance", one for each prompt."""
     if by == "loss":
-        return _losses(facts, model, template, batch_size)
-    prompts = make_prompts(facts, template)
+        examples = examples_of(prompts, model.tokenizer, end=False)
+        found = [one for batch in answer_logits(model, examples, batch_size) for one in batch]
+        answers = [torch.tensor([i for i in one.labels if i != IGNORED]) for one in examples]
+        return [-float(cross_entropy(one, ids.to(one.device))) for one, ids in zip(found, answers, strict=True)]
     if by == "relevance":
         values = read_relevance(model, prompts, batch_size=batch_size).push.values
     else:
         contrasts = make_contrasts(prompts, model.tokenizer)
         values = read_ledger(bridge_of(model), contrasts, batch_size=batch_size).readout().values
     return values.double().sum((1, 2)).tolist()
-
-
-@torch.no_grad()
-def _losses(facts: FactSet, model: HookedModel, template: str | Template, batch_size: int) -> list[float]:
-    """Minus the mean loss of each fact's answer tokens, the end-of-sequence token left out."""
-    examples = make_examples(facts.facts, model.tokenizer, template, end=False)
-    scores: list[float] = []
-    with evaluating(model.model):
-        for start in range(0, len(examples), batch_size):
-            batch = {
-                name: part.to(model.device)
-                for name, part in collate(examples[start : start + batch_size], model.pad_id).items()
-            }
-            labels = batch.pop("labels")
-            total, count = answer_losses(model.model(**batch, use_cache=False).logits, labels).unbind(-1)
-            scores += (-total / count).tolist()
-    return scores

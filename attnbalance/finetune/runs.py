@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from attnbalance.datasets.own import load_own
 from attnbalance.errors import ModelError
@@ -13,7 +14,7 @@ from attnbalance.outputs import MARKER, read_json
 
 KIND = "finetune"
 CHECKPOINT_KIND = "finetune checkpoint"
-TRAIN, HELDOUT = "train.jsonl", "heldout.jsonl"
+TRAIN, HELDOUT, TRAJECTORY = "train.jsonl", "heldout.jsonl", "trajectory.json"
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Run:
 
     `validation_loss` holds, by step, the mean negative log-likelihood (nats) of a token of the answers to the
     validation facts; `best_step` is the step with the lowest. `shortcuts` holds each relation's most frequent answer
-    among the training facts, in all its accepted forms. `base` is the model that was finetuned.
+    among the training facts, in all its accepted forms. `base` is the model that was finetuned; `trained` says which of
+    its weights.
     """
 
     path: Path
@@ -31,11 +33,22 @@ class Run:
     shortcuts: Mapping[str, tuple[str, ...]]
     validation_loss: Mapping[int, float]
     best_step: int
+    trained: str
 
     @property
     def checkpoints(self) -> dict[int, Path]:
         """The folders of all checkpoints, by step."""
         return {step: self.path / "checkpoints" / checkpoint_name(step) for step in self.validation_loss}
+
+    @property
+    def trajectory(self) -> list[dict[str, Any]]:
+        """What was watched on the validation facts, by step: loss, accuracy, shortcut rate, subject attention by layer.
+
+        Accuracy is the share of answers whose every token is the most probable one behind the right ones before it;
+        the shortcut rate the share of wrong answers whose first token is that of the relation's most frequent training
+        answer; subject attention the largest probability of a subject's token, mean over heads and facts.
+        """
+        return read_json(self.path / TRAJECTORY).get("trajectory", [])
 
     @property
     def heldout(self) -> FactSet:
@@ -66,6 +79,7 @@ def load_run(path: str | Path) -> Run:
         shortcuts={relation: tuple(answers) for relation, answers in marker["shortcuts"].items()},
         validation_loss={int(step): loss for step, loss in marker["validation_loss"]},
         best_step=marker["best_step"],
+        trained=marker.get("trained", ""),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -28,15 +28,21 @@ def forward_rows(
     named = inspect.signature(base.forward).parameters
     inputs |= {key: value for key, value in extra.items() if key in named}
     query_index = batch.query_index.to(device)
+    asked = {} if kernel == "eager" else {"query_index": query_index}
+    output = model(**inputs, **asked, output_attentions=True)
+    return rows_of_output(output, kernel, query_index, mask.to(device)), attention_maps(output)[1]
+
+
+def rows_of_output(
+    output: object, kernel: str, query_index: Int[Tensor, " prompt"], mask: Bool[Tensor, "prompt position"]
+) -> Float[Tensor, "prompt layer head position"]:
+    """The rows in the output of a forward pass that was asked for them, 0 on padding; float32, with gradients."""
+    found, device = attention_maps(output)[0], mask.device
     if kernel == "eager":
-        maps = attention_maps(model(**inputs, output_attentions=True))
         each = torch.arange(len(query_index), device=device)
-        found = [one[each.to(one.device), :, query_index.to(one.device)].float() for one in maps[0]]
-    else:
-        maps = attention_maps(model(**inputs, query_index=query_index, output_attentions=True))
-        found = list(maps[0])
+        found = [one[each.to(one.device), :, query_index.to(one.device)].float() for one in found]
     rows = torch.stack([row.to(device) for row in found], dim=1)
-    return rows.masked_fill(~mask.to(device)[:, None, None, :], 0.0), maps[1]
+    return rows.masked_fill(~mask[:, None, None, :], 0.0)
 
 
 def attention_maps(output: object) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -91,6 +91,18 @@ def ratio_intervals(
     return _bootstrapped(np.hstack([table, whole]), shares, clusters, 0.95, seed)
 
 
+def seed_interval(values: Sequence[float]) -> Interval:
+    """The mean of one number a seed with Student's 95% interval, which holds for seeds to come.
+
+    It takes in what differs between seeds and, in each, the sample of facts. One seed has no interval (NaN).
+    """
+    found = np.asarray(values, dtype=float)
+    if len(found) < 2:
+        return Interval(float(found.mean()), np.nan, np.nan, len(found))
+    width = float(stats.t.ppf(0.975, len(found) - 1) * found.std(ddof=1) / np.sqrt(len(found)))
+    return Interval(float(found.mean()), float(found.mean()) - width, float(found.mean()) + width, len(found))
+
+
 def rank_correlations(
     values: npt.ArrayLike, other: npt.ArrayLike, clusters: Sequence[str], *, confidence: float = 0.95, seed: int = 0
 ) -> list[Interval]:

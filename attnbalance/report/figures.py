@@ -203,6 +203,30 @@ def draw_steering(explanation: Explanation) -> Figure:
     return figure
 
 
+def draw_extraction(panels: Mapping[str, Mapping[str, Mapping[str, Interval]]]) -> Figure:
+    """The extraction ratio with its interval: a panel for each world, a line for each method, a colour for each split.
+
+    `panels` holds intervals by world, method and split.
+    """
+    longest = max(map(len, panels.values()))
+    with _axes(len(panels), height=1.4 + 0.34 * longest) as (figure, axes):
+        for ax, (world, methods) in zip(axes, panels.items(), strict=True):
+            splits = list(dict.fromkeys(split for found in methods.values() for split in found))
+            for place, split in enumerate(splits):
+                rows = [(y, found[split]) for y, found in enumerate(methods.values()) if split in found]
+                colour, marker = _look(place)
+                y = [at + 0.24 * (place - (len(splits) - 1) / 2) for at, _ in rows]
+                mean, low, high = (np.array([getattr(one, end) for _, one in rows]) for end in ("mean", "low", "high"))
+                bars = np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
+                ax.errorbar(mean, y, xerr=bars, color=colour, marker=marker, linestyle="none", capsize=2, label=split)
+            ax.axvline(1, color="#555555", linewidth=1)
+            ax.set(title=world, xlabel="extraction ratio", ylim=(len(methods) - 0.5, -0.5))
+            ax.set_yticks(range(len(methods)), [_short(name) for name in methods])
+            ax.grid(axis="y", visible=False)
+        _legend(figure, axes[0].containers)
+    return figure
+
+
 def save(figure: Figure, target: Any, **options: Any) -> None:
     """`figure.savefig` without a warning for each letter that matplotlib's font lacks, such as Chinese in a label.
 

@@ -1,0 +1,269 @@
+"""Objectives in a Hugging Face Trainer: one mixin for `Trainer` and its kin (trl's `SFTTrainer`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from attnbalance.errors import DataError, ModelError
+from attnbalance.finetune.examples import IGNORED, QUERY, SPAN, TARGET, Example, collate
+from attnbalance.finetune.gradients import GradientRules
+from attnbalance.finetune.objectives import ForwardPass, Objective, parse_objective
+from attnbalance.finetune.parameters import Guard
+from attnbalance.finetune.targets import add_targets
+from attnbalance.models.forward import rows_of_output
+from attnbalance.models.hooked import HookedModel, hook
+
+WATCHED = ("answer_loss", "accuracy", "shortcut_rate", "subject_attention")
+"""What an evaluation logs beside the loss, each with "eval_" before it; subject attention by layer, behind a "/"."""
+
+SHORTCUT = "shortcut"
+"""The target of an example that holds the first token of its relation's most frequent training answer."""
+
+if TYPE_CHECKING:
+    _Base = Trainer
+else:
+    _Base = object
+
+
+class ObjectiveMixin(_Base):
+    """Trains on an objective (see `parse_objective`), given as an expression; put it before the trainer's class.
+
+    `train_dataset` (and `eval_dataset`) are sequences of `Example`, which are put together by `collate`. The model is
+    taken as the base where the objective needs one: with adapters these are switched off, else the numbers are those of
+    the model as it is passed, so pass it before any finetuning. They are computed once, here; no second copy is kept.
+    `guard` holds entries of weights that are not trained (see `train_only`); `gradient_rank` r replaces the gradient of
+    every matrix by its best approximation of rank r (Xu & Chen 2025, appendix H: 1).
+
+    Right under gradient accumulation and several processes (DDP): losses are divided by the tokens or examples of the
+    whole accumulated batch. Evaluations log `WATCHED`, unless `compute_metrics` is passed. Raises `DataError` for data
+    that the objective cannot use, `ModelError` where nothing that is trained moves the rows that an objective looks at
+    (as with reentrant checkpointing), and for a loss that is no finite number.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        objective: str | Objective = "ce",
+        guard: Guard | None = None,
+        gradient_rank: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Takes what the trainer's own class takes, and the objective."""
+        super().__init__(*args, **kwargs)
+        self.objective = objective if isinstance(objective, Objective) else parse_objective(objective)
+        self._guard = guard or Guard({})
+        self._counts: tuple[float, float] | None = None
+        self._hooked: HookedModel | None = None
+        self._watches = self.compute_metrics is None
+        model: nn.Module = self.model  # pyright: ignore[reportAssignmentType]
+        if isinstance(_first(self.train_dataset), Example):
+            self._use_examples(model)
+        elif not self.objective.plain:
+            raise DataError(
+                f"objective {self.objective.text!r} needs examples that know their prompt, got a dataset of "
+                f"{type(_first(self.train_dataset)).__name__}; make them with make_examples or as_examples"
+            )
+        if not self.objective.plain:
+            self.loss_is_scaled_for_ga = True
+            if self.args.n_gpu > 1:
+                raise ModelError("several GPUs in one process are not supported: start with `accelerate launch`")
+        if self.is_fsdp_enabled and ("gradients" in self.objective.needs or gradient_rank is not None):
+            raise ModelError("project, weight-anchor and a gradient rank need whole weights; use DDP instead of FSDP")
+        self._rules = GradientRules(model, self.objective, gradient_rank)
+        self.add_callback(_AfterStep(self._guard))
+
+    def _use_examples(self, model: nn.Module) -> None:
+        sets: list[Sequence[Example]] = [
+            data
+            for data in (self.train_dataset, self.eval_dataset)
+            if isinstance(data, Sequence) and isinstance(_first(data), Example)
+        ]
+        known = all(example.prompt is not None for data in sets for example in data)
+        roles = {need.removeprefix("span ") for need in self.objective.needs if need.startswith("span ")}
+        for role in sorted(roles):
+            lacking = sum(role not in example.spans for data in sets for example in data)
+            if lacking:
+                raise DataError(
+                    f"objective {self.objective.text!r} needs the place of the {role} in every prompt, but {lacking} "
+                    f"examples do not tell it; use a template with {{{role}}}"
+                )
+        if {"rows", "base"} & self.objective.needs or (known and self._watches and self.eval_dataset is not None):
+            tokenizer: Any = self.processing_class
+            self._hooked = hook(model, tokenizer, type(model).__name__)
+        if "base" in self.objective.needs and self._hooked is not None:
+            different = list({id(example): example for data in sets for example in data}.values())
+            size = self.args.per_device_eval_batch_size
+            made = add_targets(different, self.objective, self._hooked, batch_size=size, seed=self.args.seed)
+            place = {id(old): new for old, new in zip(different, made, strict=True)}
+            self.train_dataset = [place[id(example)] for example in sets[0]]
+            if len(sets) > 1:
+                self.eval_dataset = [place[id(example)] for example in sets[1]]
+        pad_id = 0 if self._hooked is None else self._hooked.pad_id
+        self.data_collator = lambda some: collate(some, pad_id)
+        if self._watches and known:
+            self.compute_metrics = watched_means
+
+    def get_batch_samples(
+        self, epoch_iterator: Any, num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Tensor | int | None]:
+        """The batches that one optimizer step accumulates; counts their labelled tokens and examples, everywhere."""
+        batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if not self.objective.plain and batches:
+            counts = torch.zeros(2, device=device)
+            for batch in batches:
+                counts += torch.tensor(_sizes(batch["labels"]), device=device)
+            self._counts = tuple(self.accelerator.reduce(counts, "sum").tolist())  # pyright: ignore
+        return batches, items
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """The objective's loss; with `return_outputs`, in evaluation, what is watched of every example beside it."""
+        extra = {name: value for name, value in inputs.items() if name == QUERY or name.startswith((SPAN, TARGET))}
+        inputs = {name: value for name, value in inputs.items() if name not in extra}
+        watching = return_outputs and not model.training and self.compute_metrics is watched_means
+        if self.objective.plain and not watching:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        labels = inputs.pop("labels")
+        outputs = self._forward(model, inputs, extra, "rows" in self.objective.needs or watching)
+        found = _found(outputs, labels, inputs["attention_mask"], extra, self._hooked)
+        training = model.training
+        if training and found.rows is not None and not found.rows.requires_grad:
+            raise ModelError(
+                f"the objective {self.objective.text!r} looks at attention, but nothing that is trained moves it: "
+                "train weights below the last attention layer, and checkpoint gradients with use_reentrant=False"
+            )
+        tokens, examples = self._counts if training and self._counts is not None else _sizes(labels)
+        loss = found.logits.new_zeros((), dtype=torch.float32)
+        for term in self.objective.terms:
+            if "gradients" not in term.needs:
+                summed, by_token = term.loss(found)
+                loss = loss + term.weight * summed / (tokens if by_token else examples)
+        if training:
+            self._rules.collect(found, examples)
+            loss = loss * self.accelerator.num_processes  # whose gradients are averaged
+        return (loss, {"loss": loss, "watched": _watched(found)}) if return_outputs else loss
+
+    def _forward(self, model: nn.Module, inputs: Mapping[str, Any], extra: Mapping[str, Any], rows: bool) -> Any:
+        asked: dict[str, Any] = {}
+        if rows and self._hooked is not None:
+            asked = {"output_attentions": True}
+            if self._hooked.kernel != "eager":
+                asked[QUERY] = extra[QUERY]
+        return model(**inputs, **asked, use_cache=False)
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """One forward and backward pass; then the gradient is given the form that was asked for."""
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not bool(torch.isfinite(loss).all()):
+            raise ModelError(
+                f"the training loss is {float(loss)} at step {self.state.global_step + 1}, in the batch that begins "
+                f"with {self._shown(inputs)!r}; lower the learning rate, or load the model in float32"
+            )
+        self._guard.mask_gradients(model)
+        if self.accelerator.sync_gradients:
+            self._rules.apply(self.accelerator)
+        return loss
+
+    def _shown(self, inputs: Mapping[str, Any]) -> str:
+        tokenizer: Any = self.processing_class
+        return str(tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True))[:80]
+
+
+class ObjectiveTrainer(ObjectiveMixin, Trainer):
+    """`transformers.Trainer` with an objective: `ObjectiveTrainer(model, args, train_dataset=..., objective=...)`."""
+
+
+class _AfterStep(TrainerCallback):
+    """Gives entries of weights that are not trained their old values back, whatever the optimizer did to them."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.guard.restore(kwargs["model"])
+
+
+def watched_means(prediction: EvalPrediction) -> dict[str, float]:
+    """The means of `WATCHED` over all evaluated examples, however these were batched and spread over processes."""
+    values = torch.as_tensor(prediction.predictions)  # pyright: ignore[reportArgumentType]
+    loss, count, right, shortcut = values[:, :4].double().unbind(-1)
+    found = {"answer_loss": float(loss.sum() / count.sum()), "accuracy": float(right.mean())}
+    if not bool(shortcut.isnan().all()) and not bool(right.all()):
+        found["shortcut_rate"] = float(shortcut[right == 0].nanmean())
+    by_layer = values[:, 4:].double().mean(0).tolist()
+    found |= {f"subject_attention/{layer}": value for layer, value in enumerate(by_layer) if not math.isnan(value)}
+    return found
+
+
+def _watched(found: ForwardPass) -> Float[Tensor, "example column"]:
+    """Of each example: summed loss and number of tokens, whether all tokens are right, whether the first is the
+    shortcut's, and the largest attention to a token of the subject by layer, mean over heads; NaN where not known.
+
+    The answer is read off beside the right tokens (teacher forcing): all right is exactly what greedy decoding that
+    starts with the answer means.
+    """
+    guesses, missing = found.logits.argmax(-1), torch.nan
+    each = torch.arange(found.examples, device=guesses.device)
+    hit = (guesses == found.labels).float()
+
+    def summed(values: Tensor) -> Tensor:
+        return values.new_zeros(found.examples).index_add(0, found.example, values)
+
+    count = summed(torch.ones_like(hit))
+    right = (summed(hit) == count).float()
+    shortcut = torch.full_like(right, missing)
+    if SHORTCUT in found.targets:
+        first = torch.searchsorted(found.example, each)
+        same = (guesses[first] == found.targets[SHORTCUT]).float()
+        shortcut = torch.where(found.targets[SHORTCUT] == found.labels[first], missing, same)
+    columns = [summed(found.losses()), count, right, shortcut]
+    attention = right.new_full((found.examples, 0), missing)
+    if found.rows is not None and "subject" in found.spans:
+        inside = found.rows.masked_fill(~found.spans["subject"][:, None, None, :], 0.0)
+        attention = inside.amax(-1).mean(-1)
+    return torch.cat([torch.stack(columns, dim=-1), attention.to(right)], dim=-1)
+
+
+def _found(
+    outputs: Any, labels: Tensor, mask: Tensor, extra: Mapping[str, Tensor], hooked: HookedModel | None
+) -> ForwardPass:
+    """The forward pass as objectives see it."""
+    example, place = (labels[:, 1:] != IGNORED).nonzero().unbind(-1)
+    rows = None
+    if getattr(outputs, "attentions", None) and hooked is not None:
+        rows = rows_of_output(outputs, hooked.kernel, extra[QUERY], mask != 0)
+    return ForwardPass(
+        outputs.logits[example, place],
+        labels[example, place + 1],
+        example,
+        len(labels),
+        rows,
+        {name.removeprefix(SPAN): value for name, value in extra.items() if name.startswith(SPAN)},
+        {name.removeprefix(TARGET): value for name, value in extra.items() if name.startswith(TARGET)},
+    )
+
+
+def _sizes(labels: Tensor) -> tuple[float, float]:
+    """The labelled tokens, and the examples."""
+    return float((labels[:, 1:] != IGNORED).sum()), float(len(labels))
+
+
+def _first(data: Any) -> Any:
+    try:
+        return data[0]
+    except (TypeError, IndexError, KeyError):
+        return None
