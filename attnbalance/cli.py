@@ -147,8 +147,8 @@ def finetune(
         str | None,
         typer.Option(
             metavar="PARTS",
-            help="Which weights: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or heads: "
-            "qk@4-7, q@3.1. By default all; attention for the objective recommended.",
+            help="Which weights: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or "
+            "heads: qk@4-7, q@3.1. By default all; attention for the objective recommended.",
         ),
     ] = None,
     objective: Annotated[

@@ -144,7 +144,7 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
 
     plan, out = parse_study(path), as_folder(out)
     index, count = _worker(worker)
-    config = {"worlds": plan.worlds, "methods": plan.methods, "seeds": plan.seeds, "splits": plan.splits}
+    config = {"worlds": plan.worlds}  # methods, seeds and splits may be added
     if not is_finished(out, KIND, config):
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -152,15 +152,26 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
         except OSError as error:
             raise OutputError(f"cannot write to --out {out}: {error}") from error
     for place, fits in itertools.groupby(plan.part(index, count), key=lambda fit: (fit.world, fit.seed)):
-        left = [fit for fit in fits if not (out / fit.folder / RESULT).exists()]
+        left = [fit for fit in fits if not _done(fit, plan, out)]
         if left:
             bench = Bench(plan.worlds[place[0]], place[1], out / "bases" / f"{place[0]}-{place[1]}", progress)
             for fit in left:
                 _run(fit, plan.methods[fit.method], bench, out / fit.folder, progress)
-    missing = [fit for fit in plan.fits if not (out / fit.folder / RESULT).exists()]
+    missing = [fit for fit in plan.fits if not _done(fit, plan, out)]
     if missing:
         return f"{len(plan.fits) - len(missing)} of {len(plan.fits)} fits are done; the others are other workers'"
     return write_tables([read_json(out / fit.folder / RESULT) for fit in plan.fits], out)
+
+
+def _done(fit: Fit, plan: Study, out: Path) -> bool:
+    """Whether a fit has its result; raises `OutputError` where that is of other settings than the study's."""
+    found = read_json(out / fit.folder / RESULT)
+    if found and found["method_settings"] != plan.methods[fit.method]:
+        raise OutputError(
+            f"{out / fit.folder} holds a fit with other settings ({found['method_settings']}); give the method another "
+            "name, or remove that folder"
+        )
+    return bool(found)
 
 
 class Bench:
@@ -217,7 +228,13 @@ def _run(fit: Fit, method: Mapping[str, Any], bench: Bench, folder: Path, progre
         shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # the best one is the run's folder itself
         runs.append(run)
     best = min(runs, key=lambda run: run.validation_loss[run.best_step])
-    about = {**asdict(fit), "settings": dict(best.config), "trained": best.trained, "best_step": best.best_step}
+    about = {
+        **asdict(fit),
+        "method_settings": dict(method),
+        "settings": dict(best.config),
+        "trained": best.trained,
+        "best_step": best.best_step,
+    }
     about |= {"seconds": time.perf_counter() - started}
     with replacing(folder / RESULT) as path:
         write_json(path, about | _measured(best, bench, split))

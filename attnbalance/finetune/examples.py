@@ -104,7 +104,7 @@ def as_examples(
         ids = tuple(int(x) for x, kept in zip(row["input_ids"], real, strict=True) if kept)
         labels = tuple(int(x) for x, kept in zip(row["labels"], real, strict=True) if kept)
         start = next((j for j, label in enumerate(labels) if label != IGNORED), 0)
-        text = str(tokenizer.decode(ids[:start], clean_up_tokenization_spaces=False))
+        text = str(tokenizer.decode(list(ids[:start]), clean_up_tokenization_spaces=False))
         found = text.count(fact.subject)
         if not start or found != 1:
             why = f"subject {fact.subject!r} occurs {found} times in {text!r}, not once" if start else "no prompt"
@@ -113,8 +113,8 @@ def as_examples(
         spans = {"subject": (max(place, 0), max(place, 0) + len(fact.subject))}
         prompts.append(Prompt(text, spans, f"{fact.relation}/{fact.subject}/{i}", fact, has_special_tokens=True))
         whole.append((ids, labels))
+    encodings = [] if bad else encode(prompts, tokenizer)
     if not bad:
-        encodings = encode(prompts, tokenizer)
         bad = [
             (i, f"{one.prompt.text!r} tokenizes to other ids than the row's")
             for i, (one, (ids, _)) in enumerate(zip(encodings, whole, strict=True))
@@ -161,7 +161,6 @@ def collate(examples: Sequence[Example], pad_id: int = 0) -> dict[str, Shaped[Te
     return batch
 
 
-@torch.no_grad()
 def answer_logits(
     model: HookedModel, examples: Sequence[Example], batch_size: int
 ) -> Iterator[list[Float[Tensor, "token vocab"]]]:
@@ -178,14 +177,15 @@ def answer_logits(
         )
     with evaluating(model.model):
         for start in range(0, len(examples), batch_size):
-            some = examples[start : start + batch_size]
-            batch = {
-                name: part.to(model.device) for name, part in collate(some, model.pad_id).items() if name in INPUTS
-            }
-            logits = model.model(**batch, use_cache=False).logits
-            labels = [torch.tensor(one.labels) for one in some]
-            places = [(label != IGNORED).nonzero()[:, 0] - 1 for label in labels]
-            yield [logits[i, place.to(logits.device)].float() for i, place in enumerate(places)]
+            yield _labelled(model, examples[start : start + batch_size])
+
+
+@torch.no_grad()
+def _labelled(model: HookedModel, examples: Sequence[Example]) -> list[Float[Tensor, "token vocab"]]:
+    batch = {name: part.to(model.device) for name, part in collate(examples, model.pad_id).items() if name in INPUTS}
+    logits = model.model(**batch, use_cache=False).logits
+    places = [(torch.tensor(one.labels) != IGNORED).nonzero()[:, 0] - 1 for one in examples]
+    return [logits[i, place.to(logits.device)].float() for i, place in enumerate(places)]
 
 
 def answer_losses(

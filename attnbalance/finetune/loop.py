@@ -22,7 +22,7 @@ from attnbalance.finetune.parameters import Guard
 
 Result = TypeVar("Result")
 
-VALIDATION_LOSS = "eval_answer_loss"
+VALIDATION_LOSS = "eval_objective"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def on_main_process_first(action: Callable[[], Result]) -> Result:
 
 
 def validation_losses(log: Sequence[dict[str, float]]) -> dict[int, float]:
-    """The validation loss (nats for a token of the answer) by step, from a Trainer's log."""
+    """The objective on the validation examples by step, from a Trainer's log."""
     return {int(entry["step"]): float(entry[VALIDATION_LOSS]) for entry in log if VALIDATION_LOSS in entry}
 
 

@@ -17,10 +17,10 @@ from attnbalance.finetune.gradients import GradientRules
 from attnbalance.finetune.objectives import ForwardPass, Objective, parse_objective
 from attnbalance.finetune.parameters import Guard
 from attnbalance.finetune.targets import add_targets
-from attnbalance.models.forward import rows_of_output
+from attnbalance.models.forward import rows_of_output, states_of_output
 from attnbalance.models.hooked import HookedModel, hook
 
-WATCHED = ("answer_loss", "accuracy", "shortcut_rate", "subject_attention")
+WATCHED = ("objective", "answer_loss", "accuracy", "shortcut_rate", "subject_attention")
 """What an evaluation logs beside the loss, each with "eval_" before it; subject attention by layer, behind a "/"."""
 
 SHORTCUT = "shortcut"
@@ -136,7 +136,7 @@ class ObjectiveMixin(_Base):
         if self.objective.plain and not watching:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs.pop("labels")
-        outputs = self._forward(model, inputs, extra, "rows" in self.objective.needs or watching)
+        outputs = self._forward(model, inputs, extra, watching)
         found = _found(outputs, labels, inputs["attention_mask"], extra, self._hooked)
         training = model.training
         if training and found.rows is not None and not found.rows.requires_grad:
@@ -147,18 +147,18 @@ class ObjectiveMixin(_Base):
         tokens, examples = self._counts if training and self._counts is not None else _sizes(labels)
         loss = found.logits.new_zeros((), dtype=torch.float32)
         for term in self.objective.terms:
-            if "gradients" not in term.needs:
-                summed, by_token = term.loss(found)
-                loss = loss + term.weight * summed / (tokens if by_token else examples)
+            loss = loss + term.losses(found).sum() / (tokens if term.by_token else examples)
         if training:
             self._rules.collect(found, examples)
             loss = loss * self.accelerator.num_processes  # whose gradients are averaged
-        return (loss, {"loss": loss, "watched": _watched(found)}) if return_outputs else loss
+        return (loss, {"loss": loss, "watched": _watched(found, self.objective)}) if return_outputs else loss
 
-    def _forward(self, model: nn.Module, inputs: Mapping[str, Any], extra: Mapping[str, Any], rows: bool) -> Any:
+    def _forward(self, model: nn.Module, inputs: Mapping[str, Any], extra: Mapping[str, Any], watching: bool) -> Any:
         asked: dict[str, Any] = {}
-        if rows and self._hooked is not None:
-            asked = {"output_attentions": True}
+        if "states" in self.objective.needs:
+            asked["output_hidden_states"] = True
+        if ("rows" in self.objective.needs or watching) and self._hooked is not None:
+            asked["output_attentions"] = True
             if self._hooked.kernel != "eager":
                 asked[QUERY] = extra[QUERY]
         return model(**inputs, **asked, use_cache=False)
@@ -200,18 +200,21 @@ class _AfterStep(TrainerCallback):
 def watched_means(prediction: EvalPrediction) -> dict[str, float]:
     """The means of `WATCHED` over all evaluated examples, however these were batched and spread over processes."""
     values = torch.as_tensor(prediction.predictions)  # pyright: ignore[reportArgumentType]
-    loss, count, right, shortcut = values[:, :4].double().unbind(-1)
-    found = {"answer_loss": float(loss.sum() / count.sum()), "accuracy": float(right.mean())}
+    loss, count, right, shortcut, by_token, by_example = values[:, :6].double().unbind(-1)
+    found = {"objective": float(by_token.sum() / count.sum() + by_example.mean())}
+    found |= {"answer_loss": float(loss.sum() / count.sum()), "accuracy": float(right.mean())}
     if not bool(shortcut.isnan().all()) and not bool(right.all()):
         found["shortcut_rate"] = float(shortcut[right == 0].nanmean())
-    by_layer = values[:, 4:].double().mean(0).tolist()
+    by_layer = values[:, 6:].double().mean(0).tolist()
     found |= {f"subject_attention/{layer}": value for layer, value in enumerate(by_layer) if not math.isnan(value)}
     return found
 
 
-def _watched(found: ForwardPass) -> Float[Tensor, "example column"]:
-    """Of each example: summed loss and number of tokens, whether all tokens are right, whether the first is the
-    shortcut's, and the largest attention to a token of the subject by layer, mean over heads; NaN where not known.
+def _watched(found: ForwardPass, objective: Objective) -> Float[Tensor, "example column"]:
+    """Of each example: summed loss and number of tokens, whether all are right, whether the first is the shortcut's.
+
+    Then what it adds to the objective by its tokens and by itself, and the largest attention to a token of the subject
+    by layer, mean over heads; NaN where not known.
 
     The answer is read off beside the right tokens (teacher forcing): all right is exactly what greedy decoding that
     starts with the answer means.
@@ -230,7 +233,10 @@ def _watched(found: ForwardPass) -> Float[Tensor, "example column"]:
         first = torch.searchsorted(found.example, each)
         same = (guesses[first] == found.targets[SHORTCUT]).float()
         shortcut = torch.where(found.targets[SHORTCUT] == found.labels[first], missing, same)
-    columns = [summed(found.losses()), count, right, shortcut]
+    by_token = [summed(term.losses(found).float()) for term in objective.terms if term.by_token]
+    by_example = [term.losses(found).float() for term in objective.terms if not term.by_token]
+    none = torch.zeros_like(right)
+    columns = [summed(found.losses()), count, right, shortcut, sum(by_token, none), sum(by_example, none)]
     attention = right.new_full((found.examples, 0), missing)
     if found.rows is not None and "subject" in found.spans:
         inside = found.rows.masked_fill(~found.spans["subject"][:, None, None, :], 0.0)
@@ -246,12 +252,16 @@ def _found(
     rows = None
     if getattr(outputs, "attentions", None) and hooked is not None:
         rows = rows_of_output(outputs, hooked.kernel, extra[QUERY], mask != 0)
+    states = None
+    if getattr(outputs, "hidden_states", None):
+        states = states_of_output(outputs, extra[QUERY])
     return ForwardPass(
         outputs.logits[example, place],
         labels[example, place + 1],
         example,
         len(labels),
         rows,
+        states,
         {name.removeprefix(SPAN): value for name, value in extra.items() if name.startswith(SPAN)},
         {name.removeprefix(TARGET): value for name, value in extra.items() if name.startswith(TARGET)},
     )

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, ModelError
 from attnbalance.finetune.examples import POSITIONS, TOKENS
 
 FORMS = ("statement", "question", "few-shot")
@@ -26,7 +26,7 @@ DOWNWEIGHT = 0.1
 TOP = 1024
 """Tokens whose probability in the base `kl` holds one by one."""
 
-RECOMMENDED = "kl(statement)"
+RECOMMENDED = "kl(statement) + state-anchor(statement)"
 """What the objective `recommended` stands for."""
 
 
@@ -36,7 +36,8 @@ class ForwardPass:
 
     `logits` are the predictions of the labelled tokens, one behind the other; `labels` those tokens; `example` the
     example that each belongs to, of `examples`. `rows` are the attention rows of the prompts' last tokens, float32,
-    with gradients. `spans` marks the tokens of each role. `targets` are the base model's numbers, as `collate` joins
+    with gradients; `states` the residual stream there after each layer (after the last one normalised, as transformers
+    gives it). `spans` marks the tokens of each role. `targets` are the base model's numbers, as `collate` joins
     them.
     """
 
@@ -45,13 +46,20 @@ class ForwardPass:
     example: Int[Tensor, " token"]
     examples: int
     rows: Float[Tensor, "example layer head position"] | None
+    states: Float[Tensor, "example layer d_model"] | None
     spans: Mapping[str, Bool[Tensor, "example position"]]
     targets: Mapping[str, Shaped[Tensor, item * rest]]
 
+    @property
+    def needed_rows(self) -> Float[Tensor, "example layer head position"]:
+        """The rows; raises `ModelError` where the forward pass was not asked for them."""
+        if self.rows is None:
+            raise ModelError("the objective looks at attention rows, and the forward pass gave none")
+        return self.rows
+
     def share(self, role: str) -> Float[Tensor, "example layer head"]:
         """The share of each row that lies on the tokens of a role, 0..1."""
-        assert self.rows is not None
-        return self.rows.masked_fill(~self.spans[role][:, None, None, :], 0.0).sum(-1)
+        return self.needed_rows.masked_fill(~self.spans[role][:, None, None, :], 0.0).sum(-1)
 
     def losses(self) -> Float[Tensor, " token"]:
         """Negative log-likelihood of each labelled token, in nats."""
@@ -62,8 +70,8 @@ class ForwardPass:
 class Term:
     """One part of an objective: `weight` x `name`(`argument`).
 
-    `needs` says what it reads beside logits and labels: "rows", "span ROLE", "base" (numbers of the base model),
-    "gradients" (it changes the gradient, not the loss).
+    `needs` says what it reads beside logits and labels: "rows", "states", "span ROLE", "base" (numbers of the base
+    model), "gradients" (it changes the gradient, not the loss).
     """
 
     name: str
@@ -77,11 +85,15 @@ class Term:
         shown = f"{self.argument:g}" if isinstance(self.argument, float) else self.argument
         return self.name if shown is None else f"{self.name}({shown})"
 
-    def loss(self, found: ForwardPass) -> tuple[Float[Tensor, ""], bool]:
-        """The term's loss, summed, without its weight; and whether over tokens (else over examples)."""
-        kind = TERMS[self.name]
-        assert kind.loss is not None
-        return kind.loss(found, self), kind.by_token
+    @property
+    def by_token(self) -> bool:
+        """Whether the loss is one number for each labelled token; else for each example."""
+        return TERMS[self.name].by_token
+
+    def losses(self, found: ForwardPass) -> Float[Tensor, " item"]:
+        """The term's loss for each labelled token or example, times its weight; 0 for what only acts on gradients."""
+        made = TERMS[self.name].losses
+        return found.logits.new_zeros(found.examples) if made is None else self.weight * made(found, self)
 
 
 @dataclass(frozen=True)
@@ -145,11 +157,12 @@ def _term(part: str, text: str) -> Term:
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of term: its loss summed over tokens or examples (None: it acts on gradients), what it needs, and what may
-    stand in its brackets: one of `choices`, of which the first is the default, or a share between 0 and 1.
+    """A kind of term: its loss for each labelled token or example (None: it acts on gradients), and what it needs.
+
+    In its brackets stands one of `choices`, of which the first is the default, or a share between 0 and 1.
     """
 
-    loss: Callable[[ForwardPass, Term], Float[Tensor, ""]] | None
+    losses: Callable[[ForwardPass, Term], Float[Tensor, " item"]] | None
     needs: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     share: float | None = None
@@ -174,16 +187,16 @@ class _Kind:
         return argument if argument in self.choices else self
 
 
-def cross_entropy(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
+def cross_entropy(found: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     """`ce`: negative log-likelihood of the answer, nats a token; ordinary finetuning.
 
     It cannot tell a fact that the model knows from one that it does not, and teaches both: on the second kind attention
     to the subject does not pay, and is unlearned (Ghosal et al. 2024, section 4).
     """
-    return found.losses().sum()
+    return found.losses()
 
 
-def weighted_cross_entropy(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
+def weighted_cross_entropy(found: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     """`weighted-ce`: cross-entropy, each fact weighted by what the base model shows of it.
 
     relevance: `DOWNWEIGHT` for facts whose training would take attention off the subject in the base (push below 0, the
@@ -191,37 +204,36 @@ def weighted_cross_entropy(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
     value salience in context, 0 to 1. Taken once, from the base: as training goes on, the signs may change. A fact that
     gets no weight is not learned.
     """
-    return (found.losses() * found.targets[term.key][found.example]).sum()
+    return found.losses() * found.targets[term.key][found.example]
 
 
-def floor(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
+def floor(found: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     """`floor(SHARE)`: how far each layer's mean subject share of the row lies below SHARE (hinge), mean over layers.
 
     The regulariser that Ghosal et al. (2024, section 7) leave to future work, at its bluntest: it moves attention and
     says nothing of what is read there; layers that never looked at the subject are made to.
     """
-    assert isinstance(term.argument, float)
-    return (term.argument - found.share("subject").mean(-1)).clamp(min=0).mean(-1).sum()
+    return (float(term.argument or 0.0) - found.share("subject").mean(-1)).clamp(min=0).mean(-1)
 
 
-def barrier(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
+def barrier(found: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     """`barrier`: minus the log of each layer's mean subject share, mean over layers: a log-barrier against 0.
 
     Never satisfied: it goes on pulling where attention is high already, which costs the answers something.
     """
-    return -found.share("subject").mean(-1).clamp(min=1e-6).log().mean(-1).sum()
+    return -found.share("subject").mean(-1).clamp(min=1e-6).log().mean(-1)
 
 
-def balance(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
+def balance(found: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     """`balance`: how far the share of the relation's tokens exceeds the subject's, by layer (hinge), mean over layers.
 
     Attention imbalance as Ghosal et al. (2024, Figure 6) draw it: subject against relation tokens. It needs the
     relation's place in the prompt, and does not see attention that goes to other tokens.
     """
-    return (found.share("relation") - found.share("subject")).mean(-1).clamp(min=0).mean(-1).sum()
+    return (found.share("relation") - found.share("subject")).mean(-1).clamp(min=0).mean(-1)
 
 
-def row_anchor(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
+def row_anchor(found: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     """`row-anchor(FORM)`: each head's row held to the base model's, squared distance, mean over layers and heads.
 
     question: the whole row, on the same prompt. statement, few-shot: the subject's share of the row, which is what can
@@ -229,13 +241,27 @@ def row_anchor(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
     it finds there: with changed values the same row gives other answers.
     """
     if term.argument == "question":
-        assert found.rows is not None
         base = found.targets[f"{term.key}{POSITIONS}"]
-        return (found.rows - base).square().sum(-1).mean((-1, -2)).sum()
-    return (found.share("subject") - found.targets[term.key]).square().mean((-1, -2)).sum()
+        return (found.needed_rows - base).square().sum(-1).mean((-1, -2))
+    return (found.share("subject") - found.targets[term.key]).square().mean((-1, -2))
 
 
-def divergence(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
+def state_anchor(found: ForwardPass, term: Term) -> Float[Tensor, " example"]:
+    """`state-anchor(FORM)`: the last prompt token's residual stream held to the base's at the last token of FORM.
+
+    Squared distance relative to the base's squared length, mean over layers: hint-based distillation (Romero et al.
+    2015), from another prompt instead of another model. What is read at the last token has passed through attention, so
+    this asks that attention bring there, layer by layer, what it brings in the form that the base knows. It says far
+    more of each fact than the answer does. Like `kl` it teaches what the base holds to be true, and nothing new.
+    """
+    base = found.targets[term.key].float()
+    if found.states is None:
+        raise ModelError("the objective looks at the residual stream, and the forward pass gave none")
+    distance = (found.states.float() - base).square().sum(-1)
+    return (distance / base.square().sum(-1).clamp(min=1e-6)).mean(-1)
+
+
+def divergence(found: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     """`kl(FORM)`: KL divergence of the answer's tokens from the base model's prediction of them behind FORM, nats.
 
     Self-distillation in the sense of learning without forgetting (Li & Hoiem 2016), from the form in which the base
@@ -248,12 +274,13 @@ def divergence(found: ForwardPass, term: Term) -> Float[Tensor, ""]:
     inside = torch.where(base.isfinite(), base.exp() * (base - own), 0.0).sum(-1)
     rest = (1 - base.exp().sum(-1)).clamp(min=0)
     own_rest = (1 - own.exp().sum(-1)).clamp(min=1e-6)
-    return (inside + torch.where(rest > 1e-6, rest * (rest.clamp(min=1e-6) / own_rest).log(), 0.0)).sum()
+    return inside + torch.where(rest > 1e-6, rest * (rest.clamp(min=1e-6) / own_rest).log(), 0.0)
 
 
 TERMS: dict[str, _Kind] = {
     "ce": _Kind(cross_entropy, by_token=True),
     "kl": _Kind(divergence, ("base",), FORMS, by_token=True),
+    "state-anchor": _Kind(state_anchor, ("states", "base"), FORMS),
     "row-anchor": _Kind(row_anchor, ("rows", "span subject", "base"), FORMS),
     "floor": _Kind(floor, ("rows", "span subject"), share=0.5),
     "barrier": _Kind(barrier, ("rows", "span subject")),

@@ -203,7 +203,8 @@ def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | i
             masks[lora.format("B")] = rows[:, None].expand(-1, rank)
         if not bool(columns.all()):
             masks[lora.format("A")] = columns.expand(rank, -1)
-            adapted.get_parameter(lora.format("A")).data.mul_(columns.to(adapted.device))
+            inputs = adapted.get_parameter(lora.format("A")).data
+            inputs.masked_fill_(~columns.to(inputs.device), 0)
     return adapted, Guard(masks)  # pyright: ignore[reportReturnType]
 
 

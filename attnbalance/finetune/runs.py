@@ -21,10 +21,10 @@ TRAIN, HELDOUT, TRAJECTORY = "train.jsonl", "heldout.jsonl", "trajectory.json"
 class Run:
     """A finished finetuning run; `path` is itself a model (or peft adapter) folder: its best checkpoint.
 
-    `validation_loss` holds, by step, the mean negative log-likelihood (nats) of a token of the answers to the
-    validation facts; `best_step` is the step with the lowest. `shortcuts` holds each relation's most frequent answer
-    among the training facts, in all its accepted forms. `base` is the model that was finetuned; `trained` says which of
-    its weights.
+    `validation_loss` holds, by step, the objective on the validation facts (for plain finetuning the mean negative
+    log-likelihood, nats, of a token of the answers); `best_step` is the step with the lowest. `shortcuts` holds each
+    relation's most frequent answer among the training facts, in all its accepted forms. `base` is the model that was
+    finetuned; `trained` says which of its weights.
     """
 
     path: Path
@@ -42,8 +42,9 @@ class Run:
 
     @property
     def trajectory(self) -> list[dict[str, Any]]:
-        """What was watched on the validation facts, by step: loss, accuracy, shortcut rate, subject attention by layer.
+        """What was watched on the validation facts, by step.
 
+        The objective, the answers' loss (nats a token), accuracy, shortcut rate, and subject attention by layer.
         Accuracy is the share of answers whose every token is the most probable one behind the right ones before it;
         the shortcut rate the share of wrong answers whose first token is that of the relation's most frequent training
         answer; subject attention the largest probability of a subject's token, mean over heads and facts.

@@ -13,12 +13,14 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from attnbalance.errors import BadRowsError, DataError
-from attnbalance.finetune.examples import IGNORED, POSITIONS, TOKENS, Example, answer_logits, examples_of
+from attnbalance.finetune.examples import IGNORED, INPUTS, POSITIONS, TOKENS, Example, answer_logits, examples_of
 from attnbalance.finetune.objectives import DOWNWEIGHT, TOP, Objective, Term
 from attnbalance.finetune.ranking import score_prompts
+from attnbalance.models.forward import evaluating, states_of_output
 from attnbalance.models.hooked import HookedModel
 from attnbalance.prompts import Prompt
 from attnbalance.readings.attention import read_attention
+from attnbalance.tokens import batches, check_lengths, encode, pad
 from attnbalance.worlds.statements import statement_prompts
 
 Targets = Mapping[str, Shaped[Tensor, "..."]]
@@ -104,6 +106,22 @@ def _rows(term: Term, examples: Sequence[Example], base: HookedModel, batch_size
     ]
 
 
+@torch.no_grad()
+def _states(term: Term, examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> list[Targets]:
+    encodings = encode(in_form(str(term.argument), prompts_of(examples), seed), base.tokenizer)
+    check_lengths(encodings, base.max_positions)
+    found: dict[int, Targets] = {}
+    with evaluating(base.model):
+        for places in batches(encodings, batch_size):
+            batch = pad([encodings[i] for i in places], base.pad_id, "right")
+            inputs = {name: getattr(batch, name).to(base.device) for name in INPUTS}
+            inputs["attention_mask"] = inputs["attention_mask"].long()
+            output = base.model(**inputs, use_cache=False, output_hidden_states=True)
+            states = states_of_output(output, batch.query_index.to(base.device)).cpu()
+            found |= {i: {term.key: state} for i, state in zip(places, states, strict=True)}
+    return [found[i] for i in range(len(examples))]
+
+
 def _predictions(
     term: Term, examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int
 ) -> list[Targets]:
@@ -141,5 +159,6 @@ def _most_probable(term: Term, logits: Float[Tensor, "token vocab"], wanted: Seq
 _MAKERS: dict[str, Callable[[Term, Sequence[Example], HookedModel, int, int], list[Targets]]] = {
     "kl": _predictions,
     "row-anchor": _rows,
+    "state-anchor": _states,
     "weighted-ce": _weights,
 }

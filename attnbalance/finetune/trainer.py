@@ -60,7 +60,7 @@ def finetune(
     `objective` says (see `parse_objective`); `train` says which weights learn (see `parse_parts`; by
     default all, and attention's for the objective "recommended"), `curriculum` in what
     order facts come (see `curriculum.order`), `gradient_rank` limits the rank of every gradient (see `low_rank`). Every
-    `checkpoint_every` steps a checkpoint is kept and the loss on `split.validation` measured; training stops when
+    `checkpoint_every` steps a checkpoint is kept and the objective measured on `split.validation`; training stops when
     `patience` measurements in a row bring nothing better (None: never), and `out` itself is the best checkpoint.
     `batch_size` counts facts over all devices, `accumulate` in how many parts each device takes its share.
 
@@ -74,13 +74,8 @@ def finetune(
     `ModelError` for a model that cannot be loaded and a loss that is no finite number, `DataError` for facts, sizes or
     a template that cannot be used, `OutputError` for a folder that holds something else.
     """
-    from attnbalance.finetune.objectives import parse_objective
-    from attnbalance.finetune.parameters import parse_parts
-
     out, template = as_folder(out), as_template(template)
     base = _absolute(model)
-    aim, train = parse_objective(objective), train or ("attention" if objective == "recommended" else "all")
-    parse_parts(train)
     check_curriculum(curriculum)
     config = {
         "model": base,
@@ -95,8 +90,8 @@ def finetune(
         "weight_decay": weight_decay,
         "lora_rank": lora_rank,
         "lora_alpha": (2 * lora_rank if lora_alpha is None else lora_alpha) if lora_rank else None,
-        "train": train,
-        "objective": aim.text,
+        "train": train or ("attention" if objective == "recommended" else "all"),
+        "objective": objective,
         "curriculum": curriculum,
         "gradient_rank": gradient_rank,
         "dtype": dtype,
@@ -115,13 +110,16 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], pro
 
     from attnbalance.finetune.examples import make_examples
     from attnbalance.finetune.loop import Schedule, on_main_process_first, train, trajectory
-    from attnbalance.finetune.parameters import add_lora, choose, train_only
+    from attnbalance.finetune.objectives import parse_objective
+    from attnbalance.finetune.parameters import add_lora, choose, parse_parts, train_only
     from attnbalance.finetune.ranking import rank_facts
     from attnbalance.models.fingerprint import fingerprint
     from attnbalance.models.load import load_base, load_limits
 
     shared = ("steps", "batch_size", "learning_rate", "weight_decay", "accumulate", "patience", "seed", "gradient_rank")
     schedule = Schedule(every=config["checkpoint_every"], **{name: config[name] for name in shared})
+    objective = parse_objective(config["objective"])
+    parse_parts(config["train"])
     template = Template("finetune", config["template"])
     tokenizer, limit = load_limits(base)
     examples = make_examples(split.train.facts, tokenizer, template)
@@ -155,7 +153,7 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], pro
             work,
             schedule,
             validation,
-            objective=config["objective"],
+            objective=objective,
             guard=guard,
             label=label,
             progress=progress,
@@ -168,6 +166,7 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], pro
         raise KeyboardInterrupt(newest) from interrupt
     seen = trajectory(log)
     about = {"config": config, "base": base, "base_fingerprint": made_for, "trained": chosen.describe()}
+    about |= {"objective": objective.text}
     about |= {**_about(split), **provenance()}
     on_main_process_first(lambda: _finish(work, out, split, about, seen))
 
@@ -195,7 +194,7 @@ def _finish(work: Path, out: Path, split: Split, about: Mapping[str, Any], seen:
     """Turn the work folder into the run's folder, in one move."""
     if is_finished(out, KIND, about["config"]):  # by the main process
         return
-    losses = {entry["step"]: entry["answer_loss"] for entry in seen}
+    losses = {entry["step"]: entry["objective"] for entry in seen}
     best, done = min(losses, key=lambda step: losses[step]), checkpoints(work)
     with replacing(out) as folder:
         copy_for_users(done[best], folder)

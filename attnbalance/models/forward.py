@@ -45,6 +45,13 @@ def rows_of_output(
     return rows.masked_fill(~mask[:, None, None, :], 0.0)
 
 
+def states_of_output(output: object, query_index: Int[Tensor, " prompt"]) -> Float[Tensor, "prompt layer d_model"]:
+    """The residual stream at each prompt's query after each layer, in an output that was asked for hidden states."""
+    states: tuple[Tensor, ...] = output.hidden_states[1:]  # pyright: ignore[reportAttributeAccessIssue]
+    each, home = torch.arange(len(query_index), device=query_index.device), query_index.device
+    return torch.stack([one[each.to(one.device), query_index.to(one.device)].to(home) for one in states], dim=1)
+
+
 def attention_maps(output: object) -> tuple[tuple[Tensor, ...], Tensor]:
     """What a model gave as attention, layer by layer (whole maps or rows), and its logits; raises `NoRowsError`."""
     attentions = getattr(output, "attentions", None)

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import Module, Parameter
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.initialization import no_init_weights
 
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import build, merged, refusing
@@ -83,7 +84,7 @@ def weight_roles(model: PreTrainedModel) -> tuple[LayerRoles, ...]:
     shell = HookedModel(twin, PreTrainedTokenizerBase(), name, "eager", layers, None)  # a bridge reads no text
     known: dict[_Kind, dict[str, tuple[Tensor, Tensor]]] = {}
     found = []
-    with refusing(shell), torch.random.fork_rng(devices=[]):  # the bridge makes random layers, then fills them
+    with refusing(shell), no_init_weights():  # the bridge makes layers of its own and fills them
         for i, block in enumerate(build(shell, twin).blocks):
             attention = getattr(block, "attn", Module())
             where = {places[id(p)][0] for p in attention.parameters() if id(p) in places}

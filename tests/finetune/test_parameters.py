@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import transformers
 from peft import PeftModel
 from tiny import GROUPED, VOCABULARY, tiny_config
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from transformers import PretrainedConfig, PreTrainedModel
 from uneven import uneven
 
@@ -338,13 +340,12 @@ class Wrapped(nn.Module):
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    from torch.distributed import HashStore, init_process_group
-    from torch.distributed.fsdp import fully_shard
-
-    init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    for layer in model.gpt_neox.layers:
+    """By FSDP2, over one process: every parameter becomes a DTensor."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{mkdtemp()}/store", rank=0, world_size=1)
+    for layer in model.get_submodule("gpt_neox.layers").children():
         fully_shard(layer)
-    return fully_shard(model)
+    fully_shard(model)
+    return model
 
 
 WRAPPINGS: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -371,6 +372,28 @@ def test_the_guard_finds_parameters_in_wrapped_models(wrapping: str) -> None:
     check_moved(dict(before.named_parameters()), after, full(chosen, after), moved=0.99)
 
 
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_training_that_is_taken_up_again_keeps_the_rest(lora: bool) -> None:
+    before = uneven("gpt2")
+    chosen = choose(before, "qk@0.1+o@0.1")
+
+    def begin(seed: int) -> tuple[nn.Module, Guard]:
+        torch.manual_seed(seed)
+        model = copy.deepcopy(before)
+        return add_lora(model, chosen, 2, 4) if lora else (model, train_only(model, chosen))
+
+    first, guard = begin(0)
+    train(first, guard, steps=5)
+    model, guard = begin(1)  # the guard is made first, the checkpoint loaded after it
+    model.load_state_dict(first.state_dict())
+    train(model, guard, steps=5)
+    own = dict(before.named_parameters())
+    masks = {name: mask for name, mask in full(chosen, own).items() if not lora or mask.dim() == 2}
+    after = model.merge_and_unload() if lora else model
+    check_moved(own, dict(after.named_parameters()), masks, moved=0.99)
+
+
 def test_a_model_without_the_guarded_parameters_is_refused() -> None:
     model = uneven("neox")
     guard = train_only(model, choose(model, "qk"))
@@ -384,8 +407,9 @@ def test_the_norm_of_gradients_counts_what_is_trained_only() -> None:
     guard = train_only(model, chosen)
     model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
     masks = full(chosen, dict(model.named_parameters()))
-    squares = [(model.get_parameter(name).grad[mask] ** 2).sum() for name, mask in masks.items()]
-    expected = torch.stack(squares).sum().sqrt()  # by the entries that are chosen alone
+    gradients = {name: model.get_parameter(name).grad for name in masks}
+    chosen_ones = [gradient[masks[name]] for name, gradient in gradients.items() if gradient is not None]
+    expected = torch.cat(chosen_ones).norm()
     guard.mask_gradients(model)
     norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1e9)
     assert torch.allclose(norm, expected, rtol=1e-5)

@@ -25,7 +25,7 @@ from attnbalance.finetune.examples import answer_losses, collate, make_examples
 from attnbalance.finetune.pretrain import Recipe, pretrain
 from attnbalance.finetune.runs import load_run
 from attnbalance.finetune.splits import split_facts
-from attnbalance.finetune.trainer import finetune, in_order
+from attnbalance.finetune.trainer import finetune
 from attnbalance.models.fingerprint import fingerprint
 from attnbalance.outputs import MARKER, read_json
 from attnbalance.worlds.statements import World
@@ -75,13 +75,13 @@ def kill_at(monkeypatch):
                 raise Killed
 
         killer = type("Killer", (TrainerCallback,), {event: die})()
-        original = loop._Trainer.__init__
+        original = loop.ObjectiveTrainer.__init__
 
         def with_killer(self, *args, **kwargs):
             original(self, *args, **kwargs)
             self.callback_handler.callbacks.insert(0, killer)
 
-        monkeypatch.setattr(loop._Trainer, "__init__", with_killer)
+        monkeypatch.setattr(loop.ObjectiveTrainer, "__init__", with_killer)
 
     return arrange
 
@@ -249,13 +249,6 @@ def test_lora_leaves_the_base_alone_and_adapts_every_linear_layer(base, tmp_path
     adapted = {name.split(".lora_")[0] for name in weights(run.path)}
     assert all(any(name.endswith(end) for name in adapted) for end in wanted)
     assert len(adapted) == len(wanted)
-
-
-def test_training_order_takes_every_fact_once_a_round():
-    order = in_order(5, 12, seed=3)
-    assert sorted(order[:5]) == sorted(order[5:10]) == list(range(5))
-    assert len(order) == 12
-    assert order == in_order(5, 12, seed=3) != in_order(5, 12, seed=4)
 
 
 def test_early_stopping_by_hand():
