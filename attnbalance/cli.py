@@ -141,6 +141,10 @@ def finetune(
     batch_size: Annotated[int, typer.Option(min=1, help="Questions a step, over all devices.")] = 128,
     accumulate: Annotated[int, typer.Option(min=1, help="Parts in which a device takes its share of a batch.")] = 1,
     weight_decay: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    share: Annotated[float, typer.Option(help="Share of the facts that top, bottom or random takes.")] = 0.5,
+    train_relations: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Train on these relations only; the tested facts keep all.")
+    ] = None,
     lora_rank: Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains the weights themselves.")] = 0,
     lora_alpha: Annotated[float | None, typer.Option(help="Scale of LoRA; by default twice the rank.")] = None,
     train: Annotated[
@@ -212,7 +216,8 @@ def finetune(
     scores = None
     if rank_by != "popularity":
         scores = rank_facts(usable, rank_by, load_model(model, dtype=dtype), template=template, batch_size=batch_size)
-    parts = split_facts(usable, split, heldout=heldout, seed=seed, scores=scores)
+    trained = _names(train_relations)
+    parts = split_facts(usable, split, heldout=heldout, seed=seed, scores=scores, share=share, train_relations=trained)
     if scores is not None:
         parts = replace(parts, name=f"{split} by {rank_by}")
     done = run(

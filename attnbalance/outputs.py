@@ -85,14 +85,10 @@ def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
     if marker.get("kind") != kind:
         held = f"the result of `{marker['kind']}`" if "kind" in marker else f"other things ({_some(held)})"
         raise OutputError(f"output {out} holds {held}; name a new or empty folder")
-    found, wanted = dict(marker.get("config", {})), _as_json(config)
-    differing = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
-    if differing:
-        shown = "; ".join(
-            f"{name} is {_brief(found.get(name))} there, {_brief(wanted.get(name))} here" for name in differing[:5]
-        )
+    shown = _differing(marker.get("config", {}), _as_json(config))
+    if shown:
         raise OutputError(
-            f"output {out} holds a {kind} with other settings: {shown}. Name a new folder, or remove that one"
+            f"output {out} holds the result of `{kind}` with other settings: {shown}. Name a new folder, or remove it"
         )
     return True
 
@@ -100,16 +96,23 @@ def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
 def open_work(out: Path, kind: str, config: Mapping[str, object]) -> Path:
     """The hidden folder beside `out` in which unfinished work stands, so that a killed run can go on.
 
-    Work that was begun with another config is thrown away. Raises `OutputError` where nothing can be written, and for
-    a folder that cannot be put in place in one move at the end: the current one, or a mount point.
+    Raises `OutputError` for work that was begun with another config, where nothing can be written, and for a folder
+    that cannot be put in place in one move at the end: the current one, or a mount point.
     """
     work = _work(out)
     if out == Path.cwd() or out.is_mount():
         what = "a mount point" if out.is_mount() else "the current folder"
         raise OutputError(f"output {out} is {what}; name a folder in it")
     begun = {"kind": f"unfinished {kind}", "config": _as_json(config)}
+    found = read_json(work / MARKER)
+    if found and found != begun:
+        other = _differing(found.get("config", {}), begun["config"]) or f"it is an {found.get('kind')}"
+        raise OutputError(
+            f"{work} holds unfinished work with other settings: {other}. Go on with those, remove that folder, or "
+            "name another --out"
+        )
     try:
-        if read_json(work / MARKER) != begun:
+        if not found:
             remove(work)
             work.mkdir(parents=True)
             write_json(work / MARKER, begun)
@@ -140,6 +143,14 @@ def _as_json(config: Mapping[str, object]) -> dict[str, object]:
 def _is_leftover(path: Path) -> bool:
     """Whether a file or folder is what a killed `replacing` leaves."""
     return path.name.startswith(".") and path.suffix in (".tmp", ".old")
+
+
+def _differing(found: Mapping[str, object], wanted: Mapping[str, object]) -> str:
+    """The first settings that differ, in words; empty where none does."""
+    differing = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+    return "; ".join(
+        f"{name} is {_brief(found.get(name))} there, {_brief(wanted.get(name))} here" for name in differing[:5]
+    )
 
 
 def _brief(value: object) -> str:

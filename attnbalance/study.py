@@ -117,6 +117,9 @@ def parse_study(path: str | Path) -> Study:
             raise DataError(
                 f"world {name}: no {unknown[0]} in a recipe; there are {', '.join(asdict(SYNTHETIC_RECIPE))}"
             )
+    many = [name for name, method in methods.items() if isinstance(method.get("objective"), list)]
+    if many:
+        raise DataError(f"method {many[0]} must name one objective: the values of two cannot be compared")
     for variant in (one for method in methods.values() for one in variants(method)):
         parse_objective(variant.get("objective", "ce"))
         parse_parts(variant.get("train") or "all")

@@ -22,7 +22,11 @@ TYPED = (
     "attnbalance.models.parts",
     "attnbalance.readings",
     "attnbalance.finetune.examples",
+    "attnbalance.finetune.gradients",
+    "attnbalance.finetune.objectives",
     "attnbalance.finetune.parameters",
+    "attnbalance.finetune.ranking",
+    "attnbalance.finetune.targets",
     "attnbalance.finetune.trainer",
 )
 """Modules with tensors in their signatures; attnbalance.models.rows is left out, since it is traced and compiled."""

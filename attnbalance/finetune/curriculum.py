@@ -23,7 +23,7 @@ def check_curriculum(text: str) -> tuple[str, float]:
 
     Raises `DataError` for another kind and for a share outside (0, 1).
     """
-    match = re.fullmatch(r"(popular-share)=([0-9.]+)", text.strip())
+    match = re.fullmatch(r"(popular-share)=([0-9]*\.?[0-9]+)", text.strip())
     if match and 0 < float(match[2]) < 1:
         return match[1], float(match[2])
     if text in CURRICULA[:-1]:
@@ -63,11 +63,12 @@ def order(ranks: Sequence[float], steps: int, batch_size: int, seed: int, curric
     top, bottom = _Rounds(by_rank[:middle], rng), _Rounds(by_rank[middle:] or by_rank, rng)
     whole, result = _Rounds(everything, rng), list[int]()
     for step in range(steps):
+        wanted = (share if kind == "popular-share" else PATCH) * batch_size
+        popular = int(wanted * (step + 1) + 0.5) - int(wanted * step + 0.5)  # what is rounded off comes a batch later
         if kind == "popular-share":
-            popular = round(share * batch_size)
             batch = top.take(popular) + bottom.take(batch_size - popular)
         else:
-            popular = round(PATCH * batch_size) if step >= LATE * steps else 0
+            popular = popular if step >= LATE * steps else 0
             batch = top.take(popular) + whole.take(batch_size - popular)
         result += rng.sample(batch, batch_size)
     return result

@@ -104,14 +104,17 @@ def as_examples(
         ids = tuple(int(x) for x, kept in zip(row["input_ids"], real, strict=True) if kept)
         labels = tuple(int(x) for x, kept in zip(row["labels"], real, strict=True) if kept)
         start = next((j for j, label in enumerate(labels) if label != IGNORED), 0)
-        text = str(tokenizer.decode(list(ids[:start]), clean_up_tokenization_spaces=False))
+        text = str(tokenizer.decode(list(ids[:start]), clean_up_tokenization_spaces=False, skip_special_tokens=True))
+        special = tuple(tokenizer(text, verbose=False)["input_ids"][:start]) != ids[:start]
+        if special:  # other tokens than the tokenizer adds by itself: a rendered chat
+            text = str(tokenizer.decode(list(ids[:start]), clean_up_tokenization_spaces=False))
         found = text.count(fact.subject)
         if not start or found != 1:
             why = f"subject {fact.subject!r} occurs {found} times in {text!r}, not once" if start else "no prompt"
             bad.append((i, why))
         place = text.find(fact.subject)
         spans = {"subject": (max(place, 0), max(place, 0) + len(fact.subject))}
-        prompts.append(Prompt(text, spans, f"{fact.relation}/{fact.subject}/{i}", fact, has_special_tokens=True))
+        prompts.append(Prompt(text, spans, f"{fact.relation}/{fact.subject}/{i}", fact, special))
         whole.append((ids, labels))
     encodings = [] if bad else encode(prompts, tokenizer)
     if not bad:
@@ -125,7 +128,7 @@ def as_examples(
     return [Example(ids, labels, one.prompt, one.spans) for one, (ids, labels) in zip(encodings, whole, strict=True)]
 
 
-def collate(examples: Sequence[Example], pad_id: int = 0) -> dict[str, Shaped[Tensor, example * rest]]:
+def collate(examples: Sequence[Example], pad_id: int = 0) -> dict[str, Shaped[Tensor, "item ..."]]:
     """Examples padded on the right to one length; padding has mask 0 and no loss, whatever `pad_id` is.
 
     Where all examples know their prompt, `query_index` [example] is the position of its last token and "span.ROLE"

@@ -114,6 +114,7 @@ class GradientRules:
         if self.projects and self.toward is not None:
             toward = [accelerator.reduce(one, "mean") for one in self.toward]
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.watched]
+            toward = [t * (g != 0) for t, g in zip(toward, grads, strict=True)]  # a guard keeps the others from moving
             for parameter, found in zip(self.watched, without_harm(grads, toward), strict=True):
                 parameter.grad = found
             self.toward = None

@@ -137,7 +137,8 @@ class ObjectiveMixin(_Base):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs.pop("labels")
         outputs = self._forward(model, inputs, extra, watching)
-        found = _found(outputs, labels, inputs["attention_mask"], extra, self._hooked)
+        kernel = None if self._hooked is None else self._hooked.kernel
+        found = forward_pass(outputs, {**inputs, **extra, "labels": labels}, kernel)
         training = model.training
         if training and found.rows is not None and not found.rows.requires_grad:
             raise ModelError(
@@ -244,17 +245,16 @@ def _watched(found: ForwardPass, objective: Objective) -> Float[Tensor, "example
     return torch.cat([torch.stack(columns, dim=-1), attention.to(right)], dim=-1)
 
 
-def _found(
-    outputs: Any, labels: Tensor, mask: Tensor, extra: Mapping[str, Tensor], hooked: HookedModel | None
-) -> ForwardPass:
-    """The forward pass as objectives see it."""
+def forward_pass(outputs: Any, batch: Mapping[str, Tensor], kernel: str | None) -> ForwardPass:
+    """What a model gave for a batch of `collate`, as objectives see it; `kernel` is that of its `HookedModel`."""
+    labels = batch["labels"]
     example, place = (labels[:, 1:] != IGNORED).nonzero().unbind(-1)
     rows = None
-    if getattr(outputs, "attentions", None) and hooked is not None:
-        rows = rows_of_output(outputs, hooked.kernel, extra[QUERY], mask != 0)
+    if getattr(outputs, "attentions", None) and kernel is not None:
+        rows = rows_of_output(outputs, kernel, batch[QUERY], batch["attention_mask"] != 0)
     states = None
     if getattr(outputs, "hidden_states", None):
-        states = states_of_output(outputs, extra[QUERY])
+        states = states_of_output(outputs, batch[QUERY])
     return ForwardPass(
         outputs.logits[example, place],
         labels[example, place + 1],
@@ -262,8 +262,8 @@ def _found(
         len(labels),
         rows,
         states,
-        {name.removeprefix(SPAN): value for name, value in extra.items() if name.startswith(SPAN)},
-        {name.removeprefix(TARGET): value for name, value in extra.items() if name.startswith(TARGET)},
+        {name.removeprefix(SPAN): value for name, value in batch.items() if name.startswith(SPAN)},
+        {name.removeprefix(TARGET): value for name, value in batch.items() if name.startswith(TARGET)},
     )
 
 

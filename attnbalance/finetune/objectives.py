@@ -48,7 +48,7 @@ class ForwardPass:
     rows: Float[Tensor, "example layer head position"] | None
     states: Float[Tensor, "example layer d_model"] | None
     spans: Mapping[str, Bool[Tensor, "example position"]]
-    targets: Mapping[str, Shaped[Tensor, item * rest]]
+    targets: Mapping[str, Shaped[Tensor, "item ..."]]
 
     @property
     def needed_rows(self) -> Float[Tensor, "example layer head position"]:
@@ -115,7 +115,7 @@ class Objective:
 
     def weight(self, name: str) -> float:
         """The weight of a term, 0 where the objective lacks it; several of one name add up."""
-        return sum(term.weight for term in self.terms if term.name == name)
+        return sum((term.weight for term in self.terms if term.name == name), start=0.0)
 
 
 def parse_objective(text: str) -> Objective:
@@ -124,6 +124,8 @@ def parse_objective(text: str) -> Objective:
     Terms are joined by "+", each with an optional weight above 0 and "*", and an optional argument in brackets.
     "recommended" stands for `RECOMMENDED`. Raises `DataError` for what cannot be read, with the list of names.
     """
+    if re.search(r"\*\s*recommended\b", text):
+        raise DataError(f"objective {text!r}: recommended takes no weight; write out {RECOMMENDED} with weights")
     written = re.sub(r"\brecommended\b", RECOMMENDED, text)
     terms = tuple(_term(part, text) for part in re.split(r"\+(?![^()]*\))", written))
     keys = [term.key for term in terms]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from attnbalance.errors import DataError
@@ -36,13 +36,18 @@ def split_facts(
     validation: float = 0.1,
     seed: int = 0,
     scores: Sequence[float] | None = None,
+    share: float = 0.5,
+    train_relations: Collection[str] | None = None,
 ) -> Split:
     """Draw a split of one of the kinds of `SPLITS`; every kind has the same held-out subjects for the same seed.
 
     A share `heldout` of the subjects is set apart first. Of the facts about the others, "top" and "bottom" are the
     more and the less popular half (Ghosal et al. 2024, section 5.2: over all relations together), "random" a random
     half, "whole" all. A share `validation` of each one's subjects is then set apart for early stopping. `scores`, one
-    for each fact, stand in for popularity in these halves (see `rank_facts`).
+    for each fact, stand in for popularity in these halves (see `rank_facts`). `share` is that of a "half" among the
+    facts it is taken from, so that 0.3 gives the top or bottom 30% (Figure 5). `train_relations` are those that are
+    trained and validated on; the held-out facts keep all, and so tell what finetuning does for questions whose phrasing
+    it did not cover (Xu & Chen 2025).
 
     "controlled-top" and "controlled-bottom" are PopQA-Controlled (section 5.1): of the relations country, sport and
     occupation, train only on facts whose answer is the relation's most frequent one, halved by popularity within each
@@ -55,8 +60,10 @@ def split_facts(
     """
     if name not in SPLITS:
         raise DataError(f"no split {name!r}; there are {', '.join(SPLITS)}")
-    if not 0 < heldout < 1 or not 0 < validation < 1:
-        raise DataError(f"heldout and validation are shares between 0 and 1, got {heldout} and {validation}")
+    if not (0 < heldout < 1 and 0 < validation < 1 and 0 < share < 1):
+        raise DataError(
+            f"heldout, validation and share are shares between 0 and 1, got {heldout}, {validation} and {share}"
+        )
     if scores is not None and (len(scores) != len(facts) or not all(map(math.isfinite, scores))):
         raise DataError(f"scores must be one finite number a fact: got {len(scores)} for {len(facts)} facts")
     if name not in ("random", "whole") and scores is None:
@@ -66,11 +73,13 @@ def split_facts(
     )
     if name.startswith("controlled-"):
         pool, test = _controlled(facts)
-        halves = [_half(pool.of_relations([relation]).facts, name, seed, ranks) for relation in pool.relations]
+        pool = pool if train_relations is None else pool.of_relations(train_relations)
+        halves = [_half(pool.of_relations([relation]).facts, name, seed, ranks, share) for relation in pool.relations]
         chosen_set = replace(pool, facts=tuple(fact for half in halves for fact in half))
     else:
         test, pool = _by_subject(facts, heldout, seed)
-        chosen_set = replace(pool, facts=_half(pool.facts, name, seed, ranks))
+        pool = pool if train_relations is None else pool.of_relations(train_relations)
+        chosen_set = replace(pool, facts=_half(pool.facts, name, seed, ranks, share))
     held_in, train = _by_subject(chosen_set, validation, seed + 1)
     split = Split(name, train, held_in, test, len(facts) - len(train) - len(held_in) - len(test))
     for part in ("train", "validation", "heldout"):
@@ -98,10 +107,10 @@ def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactS
     return facts.where(lambda fact: fact.subject in apart), facts.where(lambda fact: fact.subject not in apart)
 
 
-def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float]) -> tuple[Fact, ...]:
-    """The half of the facts that the split's name says; ties in rank are broken at random, by subject.
+def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float], share: float) -> tuple[Fact, ...]:
+    """The half (or other share) of the facts that the split's name says; ties in rank are broken at random, by subject.
 
-    Top and bottom share no fact; of an odd number, top has the one in the middle.
+    The halves top and bottom share no fact; of an odd number, top has the one in the middle.
     """
     if name == "whole":
         return tuple(facts)
@@ -112,8 +121,9 @@ def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float
     def rank(i: int) -> tuple[float, int]:
         return 0.0 if name == "random" else -ranks[id(facts[i])], order[facts[i].subject]
 
-    ranked, middle = sorted(range(len(facts)), key=rank), (len(facts) + 1) // 2
-    half = ranked[middle:] if name.endswith("bottom") else ranked[:middle]
+    ranked, last = sorted(range(len(facts)), key=rank), name.endswith("bottom")
+    size = math.floor(share * len(facts)) if last else math.ceil(share * len(facts))
+    half = ranked[len(facts) - size :] if last else ranked[:size]
     return tuple(facts[i] for i in sorted(half))
 
 

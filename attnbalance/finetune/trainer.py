@@ -143,6 +143,9 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], pro
     else:
         trained, guard = model, train_only(model, chosen)
     work = on_main_process_first(lambda: drop_incomplete(open_work(out, KIND, config)))
+    told = chosen.describe()
+    if config["lora_rank"]:
+        told += f", through {guard.trained(trained):,} of LoRA adapters"
     data, label = [examples[i] for i in places], f"finetuning {split.name}"
     try:
         log = train(
@@ -165,7 +168,7 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], pro
         )
         raise KeyboardInterrupt(newest) from interrupt
     seen = trajectory(log)
-    about = {"config": config, "base": base, "base_fingerprint": made_for, "trained": chosen.describe()}
+    about = {"config": config, "base": base, "base_fingerprint": made_for, "trained": told}
     about |= {"objective": objective.text}
     about |= {**_about(split), **provenance()}
     on_main_process_first(lambda: _finish(work, out, split, about, seen))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from attnbalance.errors import OutputError
 from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, drop_incomplete, mark_complete
 from attnbalance.outputs import MARKER, open_work, read_json
 
@@ -26,11 +27,13 @@ def test_only_complete_checkpoints_survive_and_are_in_order_of_steps(tmp_path):
     assert sorted(path.name for path in work.glob("checkpoint-*")) == ["checkpoint-100", "checkpoint-20"]
 
 
-def test_work_begun_with_another_config_is_thrown_away(tmp_path):
+def test_work_begun_with_another_config_is_refused_and_kept(tmp_path):
     work = open_work(tmp_path / "out", "kind", CONFIG)
     _save(work, 20, True)
-    assert not checkpoints(open_work(tmp_path / "out", "kind", {"steps": 6}))
-    assert read_json(work / MARKER)["config"] == {"steps": 6}
+    with pytest.raises(OutputError, match=r"unfinished work with other settings: steps is \d+ there, 6 here"):
+        open_work(tmp_path / "out", "kind", {"steps": 6})
+    assert list(checkpoints(open_work(tmp_path / "out", "kind", CONFIG))) == [20]
+    assert read_json(work / MARKER)["config"]["steps"] == CONFIG["steps"]
 
 
 def test_only_the_newest_checkpoint_keeps_the_state_of_the_optimizer(tmp_path):

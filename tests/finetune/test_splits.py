@@ -1,5 +1,6 @@
 """Splits: what each kind trains on, and that no subject is on both sides."""
 
+import math
 from collections.abc import Iterable
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from attnbalance.errors import DataError
 from attnbalance.facts import Fact, FactSet
 from attnbalance.finetune.splits import SPLITS, split_facts
+from attnbalance.worlds.synthetic import synthetic_facts
 
 PARTS = ("train", "validation", "heldout")
 
@@ -90,6 +92,8 @@ def test_a_subject_that_is_tested_in_one_relation_is_not_trained_on_in_another()
         ("middle", {}, "no split 'middle'"),
         ("top", {"heldout": 1.0}, "between 0 and 1"),
         ("top", {"validation": 0.0}, "between 0 and 1"),
+        ("top", {"share": 1.0}, "between 0 and 1"),
+        ("top", {"train_relations": ["nothing"]}, "no facts of relation 'nothing'"),
     ],
 )
 def test_impossible_requests_are_refused(name, options, message):
@@ -107,3 +111,27 @@ def test_sorting_by_popularity_needs_popularity():
 def test_an_empty_part_is_refused():
     with pytest.raises(DataError, match=r"the train part .* is empty"):
         split_facts(make_facts([1.0, 2.0]), "whole")
+
+
+@given(share=st.floats(0.05, 0.95))
+def test_a_share_takes_so_many_of_the_most_or_least_popular(share):
+    facts = make_facts([float(i) for i in range(60)])
+    whole = split_facts(facts, "whole")
+    ranked = sorted(f.popularity for f in (*whole.train, *whole.validation))
+    for name, size in (("top", math.ceil(share * len(ranked))), ("bottom", math.floor(share * len(ranked)))):
+        try:
+            split = split_facts(facts, name, share=share)
+        except DataError:
+            assert size < 3
+            continue
+        chosen = sorted(f.popularity for f in (*split.train, *split.validation))
+        assert chosen == (ranked[-size:] if name == "top" else ranked[:size])
+        assert split.heldout.facts == whole.heldout.facts
+
+
+def test_only_some_relations_are_trained_and_all_are_tested():
+    facts = synthetic_facts(0, subjects=40, relations=3)
+    split = split_facts(facts, "whole", train_relations=["hometown"])
+    assert split.train.relations == split.validation.relations == ("hometown",)
+    assert set(split.heldout.relations) == set(facts.relations)
+    assert split.heldout.facts == split_facts(facts, "whole").heldout.facts

@@ -1,0 +1,173 @@
+"""Objectives in a Trainer: the same step however it is divided, what is watched, and what is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from launched import BATCH, STEPS
+from safetensors.torch import load_file
+from tiny import FACTS, eager, tiny_model, tiny_tokenizer
+from transformers import TrainingArguments
+
+from attnbalance.errors import DataError, ModelError
+from attnbalance.finetune.examples import IGNORED, as_examples, make_examples
+from attnbalance.finetune.objective_trainer import ObjectiveTrainer
+from attnbalance.finetune.parameters import choose, train_only
+
+EVERYTHING = "ce + 0.5*barrier + row-anchor(statement) + state-anchor(statement) + kl(statement) + floor(0.9)"
+ROW = "ce + 5*barrier"
+TOLERANCE = 1e-6
+"""Of weights after three steps of gradient descent at a rate of 0.05: float32 sums of many terms in another order."""
+
+
+def arguments(folder, **changes):
+    usual = {
+        "output_dir": str(folder / "work"),
+        "max_steps": STEPS,
+        "per_device_train_batch_size": BATCH,
+        "per_device_eval_batch_size": 4,
+        "learning_rate": 0.05,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "train_sampling_strategy": "sequential",
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+    }
+    return TrainingArguments(**(usual | changes))
+
+
+def some_examples(template="qa"):
+    examples = make_examples(FACTS, tiny_tokenizer("bos"), template)
+    return [examples[i % len(examples)] for i in range(STEPS * BATCH)]
+
+
+def trained(folder, objective=EVERYTHING, family="llama", model=None, data=None, guard=None, **changes):
+    model = tiny_model(family) if model is None else model
+    trainer = ObjectiveTrainer(
+        model=model,
+        args=arguments(folder, **changes),
+        train_dataset=some_examples() if data is None else data,
+        processing_class=tiny_tokenizer("bos"),
+        objective=objective,
+        guard=guard,
+    )
+    trainer.train()
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def assert_close(a, b, tolerance=TOLERANCE):
+    assert a.keys() == b.keys()
+    worst = max(float((a[name] - b[name]).abs().max()) for name in a)
+    assert worst <= tolerance, worst
+
+
+@pytest.mark.parametrize("objective", [EVERYTHING, "ce + project + 0.1*weight-anchor"])
+@pytest.mark.parametrize(("size", "parts"), [(4, 2), (1, 8)])
+def test_accumulating_a_batch_in_parts_changes_nothing(tmp_path, objective, size, parts):
+    whole = trained(tmp_path, objective)
+    split = trained(tmp_path, objective, per_device_train_batch_size=size, gradient_accumulation_steps=parts)
+    assert_close(whole, split)
+
+
+def test_training_on_another_objective_ends_elsewhere(tmp_path):
+    one, other = trained(tmp_path, "ce"), trained(tmp_path, ROW)
+    assert max(float((one[name] - other[name]).abs().max()) for name in one) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["", "fsdp"])
+def test_two_processes_do_what_one_does(tmp_path, kind):
+    script = str(Path(__file__).parents[1] / "launched.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
+    subprocess.run([sys.executable, script, str(tmp_path / "one"), EVERYTHING], check=True, capture_output=True)
+    subprocess.run([*launch, str(tmp_path / "two"), EVERYTHING, kind], check=True, capture_output=True)
+    assert_close(load_file(tmp_path / "one"), load_file(tmp_path / "two"))
+
+
+def test_cross_entropy_beside_another_term_is_the_trainers_own(tmp_path):
+    own = trained(tmp_path, "ce")
+    with_others = trained(tmp_path, "ce + 1e-12*floor(0.01)")
+    assert_close(own, with_others)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_checkpointing_gradients_changes_nothing(tmp_path, family):
+    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    assert_close(trained(tmp_path, ROW, family), trained(tmp_path, ROW, family, **options))
+
+
+def test_a_regulariser_without_a_gradient_is_refused(tmp_path):
+    options = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+    with pytest.raises(ModelError, match="use_reentrant=False"):
+        trained(tmp_path, ROW, **options)
+    model = tiny_model("llama")
+    guard = train_only(model, choose(model, "mlp@1"))  # above the last attention layer
+    with pytest.raises(ModelError, match="nothing that is trained moves it"):
+        trained(tmp_path, ROW, model=model, guard=guard)
+
+
+def test_a_compiled_model_trains_the_same(tmp_path):
+    compiled = trained(tmp_path, ROW, torch_compile=True, torch_compile_backend="aot_eager")
+    plain = trained(tmp_path, ROW)
+    assert_close({name.removeprefix("_orig_mod."): value for name, value in compiled.items()}, plain, 1e-5)
+
+
+def test_sixteen_bits_train(tmp_path):
+    found = trained(tmp_path, EVERYTHING, bf16=True)
+    assert all(bool(value.isfinite().all()) for value in found.values())
+
+
+def test_what_is_watched_is_what_a_naive_loop_sees(tmp_path):
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer("bos")
+    examples = make_examples(FACTS, tokenizer)
+    trainer = ObjectiveTrainer(
+        model=model,
+        args=arguments(tmp_path),
+        train_dataset=examples,
+        eval_dataset=examples,
+        processing_class=tokenizer,
+        objective="2*ce",
+    )
+    found = trainer.evaluate()
+    reference, losses, right, attention = eager(tiny_model("llama")), [], [], []
+    for example in examples:
+        output = reference(input_ids=torch.tensor([example.ids]), output_attentions=True)
+        labels = torch.tensor(example.labels)
+        places = (labels != IGNORED).nonzero()[:, 0]
+        predictions = output.logits[0, places - 1].log_softmax(-1)
+        losses.append(-predictions[torch.arange(len(places)), labels[places]])
+        right.append(bool((predictions.argmax(-1) == labels[places]).all()))
+        rows = torch.stack([layer[0, :, example.query] for layer in output.attentions])
+        attention.append(rows[:, :, list(example.spans["subject"])].amax(-1).mean(-1))
+    mean = float(torch.cat(losses).mean())
+    assert found["eval_answer_loss"] == pytest.approx(mean, rel=1e-5)
+    assert found["eval_objective"] == pytest.approx(2 * mean, rel=1e-5)
+    assert found["eval_accuracy"] == pytest.approx(sum(right) / len(right))
+    for layer, value in enumerate(torch.stack(attention).mean(0).tolist()):
+        assert found[f"eval_subject_attention/{layer}"] == pytest.approx(value, rel=1e-5)
+
+
+def test_rows_tokenized_elsewhere_train_as_our_own(tmp_path):
+    own = some_examples()
+    rows = [{"input_ids": one.ids, "labels": one.labels} for one in own]
+    facts = [one.prompt.fact for one in own]
+    found = as_examples(rows, facts, tiny_tokenizer("bos"))
+    assert_close(trained(tmp_path, ROW), trained(tmp_path, ROW, data=found), 0.0)
+
+
+def test_data_that_an_objective_cannot_use_is_refused(tmp_path):
+    rows = [{"input_ids": list(one.ids), "labels": list(one.labels)} for one in some_examples()]
+    with pytest.raises(DataError, match="make_examples or as_examples"):
+        trained(tmp_path, ROW, data=rows)
+    with pytest.raises(DataError, match=r"place of the relation .*\{relation\}"):
+        trained(tmp_path, "ce + balance")
+
+
+def test_a_loss_that_is_no_number_names_the_batch(tmp_path):
+    with pytest.raises(ModelError, match="at step 2, in the batch that begins with .*Liechtenstein"):
+        trained(tmp_path, "ce + kl(question)", learning_rate=1e38)

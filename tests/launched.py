@@ -1,0 +1,58 @@
+"""A small training in one process or several: `launched.py OUT OBJECTIVE [fsdp]` writes its weights to OUT."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+from safetensors.torch import save_file
+from tiny import FACTS, tiny_model, tiny_tokenizer
+from torch.distributed.tensor import DTensor
+from transformers import TrainingArguments
+
+from attnbalance.finetune.examples import make_examples
+from attnbalance.finetune.objective_trainer import ObjectiveTrainer
+
+STEPS, BATCH = 3, 8
+
+
+def main(out: str, objective: str, kind: str = "") -> None:
+    """Three steps of plain gradient descent on batches of eight examples over all processes."""
+    torch.set_num_threads(1)
+    tokenizer = tiny_tokenizer("bos")
+    examples = make_examples(FACTS, tokenizer)
+    data = [examples[i % len(examples)] for i in range(STEPS * BATCH)]
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    sharded = {"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True}}
+    arguments = TrainingArguments(
+        output_dir=f"{out}.work",
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH // processes,
+        learning_rate=0.05,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        max_grad_norm=0.0,
+        train_sampling_strategy="sequential",
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        ddp_find_unused_parameters=False,
+        **(sharded if kind == "fsdp" else {}),
+    )
+    model = tiny_model("llama")
+    trainer = ObjectiveTrainer(
+        model=model, args=arguments, train_dataset=data, processing_class=tokenizer, objective=objective
+    )
+    trainer.train()
+    weights = {}
+    for name, parameter in trainer.model_wrapped.named_parameters():
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        weights[name.removeprefix("module.")] = whole.detach().clone().contiguous()
+    if trainer.is_world_process_zero():
+        save_file(weights, out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

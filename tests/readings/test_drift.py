@@ -1,0 +1,120 @@
+"""Drift against plain transformers, one text at a time, token by token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from tiny import POSITIONS, eager, tiny_model, tiny_tokenizer
+from torch.nn.functional import kl_div
+from transformers import PreTrainedModel
+
+from attnbalance import HookedModel
+from attnbalance.errors import DataError
+from attnbalance.models.hooked import hook
+from attnbalance.readings.drift import read_drift
+
+TEXTS = ("Question: In what country is Zürich?", "Rust", "Who was the composer of Ode to Joy? Nobody knows", "a b")
+
+# Divergences of some 0.1 nats: sums of 420 products of float32 log-probabilities down to -20, each off by some
+# 1e-6 from batch to batch.
+TOLERANCE = 1e-5
+
+
+@cache
+def models(family: str) -> tuple[HookedModel, HookedModel, PreTrainedModel, PreTrainedModel]:
+    """A model that was moved, its base, and both with plain eager attention."""
+    base, model = tiny_model(family), tiny_model(family)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    plain = eager(model), eager(base)
+    return hook(model, tiny_tokenizer("bos"), "model"), hook(base, tiny_tokenizer("bos"), "base"), *plain
+
+
+def log_probabilities(model: PreTrainedModel, text: str) -> torch.Tensor:
+    ids = tiny_tokenizer("bos")(text)["input_ids"][:POSITIONS]
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_drift_is_the_mean_divergence_over_the_tokens_of_each_text(family: str) -> None:
+    model, base, plain_model, plain_base = models(family)
+    found, apart = read_drift(model, base, TEXTS, batch_size=3).tolist(), list[float]()
+    for text, value in zip(TEXTS, found, strict=True):
+        p, q = log_probabilities(plain_base, text), log_probabilities(plain_model, text)
+        naive = [
+            sum(math.exp(a) * (a - b) for a, b in zip(before, after, strict=True))
+            for before, after in zip(p.tolist(), q.tolist(), strict=True)
+        ]
+        assert value == pytest.approx(sum(naive) / len(naive), abs=TOLERANCE)
+        assert value == pytest.approx(float(kl_div(q, p, reduction="batchmean", log_target=True)), abs=TOLERANCE)
+        apart.append(abs(value - float(kl_div(p, q, reduction="batchmean", log_target=True))))
+        assert value > 0.001
+    assert max(apart) > 10 * TOLERANCE  # the other direction would be another number
+
+
+def test_a_model_has_not_drifted_from_itself() -> None:
+    for one in models("llama")[:2]:
+        assert read_drift(one, one, TEXTS).tolist() == [0.0] * len(TEXTS)
+
+
+def test_a_model_drifts_farther_the_farther_it_is_moved() -> None:
+    base = models("llama")[1]
+    drifts = []
+    for size in (0.001, 0.01, 0.1):
+        torch.manual_seed(2)
+        moved = tiny_model("llama")
+        with torch.no_grad():
+            for parameter in moved.parameters():
+                parameter += size * torch.randn_like(parameter)
+        drifts.append(float(read_drift(hook(moved, base.tokenizer, "moved"), base, TEXTS).mean()))
+    assert 0 < drifts[0] < drifts[1] / 10 < drifts[2] / 100  # to lowest order it grows with the square
+
+
+def test_neither_batch_size_nor_order_changes_a_drift() -> None:
+    model, base = models("llama")[:2]
+    whole = read_drift(model, base, TEXTS).tolist()
+    assert read_drift(model, base, TEXTS, batch_size=1).tolist() == pytest.approx(whole, abs=TOLERANCE)
+    assert read_drift(model, base, TEXTS[::-1], batch_size=3).tolist() == pytest.approx(whole[::-1], abs=TOLERANCE)
+    assert len(set(whole)) == len(TEXTS)
+
+
+def test_texts_are_cut_at_the_models_positions() -> None:
+    model, base, plain_model, plain_base = models("gpt2")
+    text = "Who was the composer? " * 40
+    assert len(base.tokenizer(text)["input_ids"]) > POSITIONS
+    p, q = log_probabilities(plain_base, text), log_probabilities(plain_model, text)
+    expected = float(kl_div(q, p, reduction="batchmean", log_target=True))
+    assert len(p) == POSITIONS
+    assert read_drift(model, base, [text, "Rust"])[0].item() == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_models_stay_in_their_mode_and_get_no_gradients() -> None:
+    model, base = models("llama")[:2]
+    model.model.train()
+    found = read_drift(model, base, TEXTS)
+    assert model.model.training
+    assert not found.requires_grad
+    assert not base.model.training
+    model.model.eval()
+
+
+@pytest.mark.parametrize(("texts", "count"), [((), 0), (("Rust", ""), 2)])
+def test_no_texts_and_empty_ones_are_refused(texts: tuple[str, ...], count: int) -> None:
+    model, base = models("llama")[:2]
+    with pytest.raises(DataError, match=f"drift needs texts that are not empty, got {count}"):
+        read_drift(model, base, texts)
+
+
+def test_models_with_different_tokenizers_are_refused() -> None:
+    model, base = models("llama")[:2]
+    other = tiny_tokenizer()
+    other.add_tokens(["another"])
+    with pytest.raises(DataError, match="different tokenizers"):
+        read_drift(replace(model, tokenizer=other), base, TEXTS)
