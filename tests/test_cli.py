@@ -175,6 +175,43 @@ def test_control_c_gives_one_message_and_code_2(tmp_path: Path) -> None:
     assert "Traceback" not in message
 
 
+def test_finetune_trains_the_parts_and_the_objective_that_are_named(
+    llama_folder: Path, tmp_path: Path, facts_file: Path
+) -> None:
+    run, options = tmp_path / "run", ("--split", "whole", "--steps", 4, "--batch-size", 4, "--checkpoint-every", 2)
+    aim = ("--train", "qk", "--objective", "ce + 0.3*row-anchor(statement)", "--curriculum", "popular-first")
+    code, text = said("finetune", llama_folder, "--facts", facts_file, *options, *aim, "--out", run)
+    assert code == 0, text
+    assert "Trained: qk, " in text
+    assert len(json.loads((run / "trajectory.json").read_text())["trajectory"]) == 2
+    for wrong, expected in (
+        (("--objective", "ce + magic"), "There are ce; kl(statement|question|few-shot)"),
+        (("--objective", "floor(2)"), "SHARE between 0 and 1"),
+        (("--train", "heads"), "no part 'heads'"),
+        (("--curriculum", "hard"), "no curriculum 'hard'"),
+        (("--objective", "ce + kl(statement)"), "other settings"),
+    ):
+        out = run if expected == "other settings" else tmp_path / "other"
+        code, text = said("finetune", llama_folder, "--facts", facts_file, *options, *wrong, "--out", out)
+        assert (code, text.startswith("error: "), expected in text) == (2, True, True), text
+    assert not (tmp_path / "other").exists()
+
+
+def test_study_prints_its_table_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    recipe = "{steps: 5, batch_size: 8, layers: 1, d_model: 16, heads: 2, vocabulary: 400}"
+    config = tmp_path / "study.yaml"
+    config.write_text(
+        f"worlds: {{tiny: {{facts: synthetic, subjects: 30, answers: 3, recipe: {recipe}}}}}\nsplits: [top]\n"
+        "methods: {plain: {steps: 2, batch_size: 8}}"
+    )
+    code, text = said("study", config, "--out", tmp_path / "out")
+    assert code == 0, text
+    assert "| plain | top |" in text
+    code, text = said("study", tmp_path / "none.yaml", "--out", tmp_path / "other")
+    assert code == 2
+    assert text.startswith("error: cannot read the study")
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert said("--version") == (0, "0.1.0\n")
 

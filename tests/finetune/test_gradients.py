@@ -277,6 +277,10 @@ def forward(model: HookedModel, examples: list[Example]) -> ForwardPass:
     return ForwardPass(logits, labels, example, len(examples), rows, None, spans, {})
 
 
+def slopes_of(parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+
+
 def mean_share(model: HookedModel, examples: list[Example]) -> float:
     """The mean subject share, as a plain loop over examples, layers and heads in Python's floats."""
     with torch.no_grad():
@@ -342,10 +346,10 @@ def test_a_projected_step_leaves_the_subjects_share_where_it_would_fall_without(
     found = forward(model, examples)
     rules.collect(found, float(len(examples)))
     found.losses().mean().backward()
-    plain = [parameter.grad.clone() for parameter in watched]
+    plain = slopes_of(watched)
     others = {id(p): p.grad.clone() for p in model.model.parameters() if p.grad is not None}
     rules.apply(ALONE)
-    projected = [parameter.grad.clone() for parameter in watched]
+    projected = slopes_of(watched)
     falling = slope(model, examples, watched, plain)
     # Central differences over 0.01 of shares that are off by 1e-8 each know slopes to 1e-5, and their third order
     # adds some 1e-4 of the curvature; the slope that the rule takes away is a hundred times as large.
@@ -386,7 +390,7 @@ def test_gradients_that_raise_the_share_are_not_touched() -> None:
     found = forward(model, examples)
     rules.collect(found, float(len(examples)))
     (-found.share("subject").mean()).backward()
-    before = [parameter.grad.clone() for parameter in rules.watched]
+    before = slopes_of(rules.watched)
     rules.apply(ALONE)
     for parameter, old in zip(rules.watched, before, strict=True):
         assert torch.equal(parameter.grad, old)
@@ -399,12 +403,12 @@ def test_fused_projections_are_changed_in_their_queries_and_keys_alone() -> None
     found = forward(model, examples)
     rules.collect(found, float(len(examples)))
     found.share("subject").mean().backward()  # descending this is nothing but harm
-    before = [parameter.grad.clone() for parameter in rules.watched]
+    before = slopes_of(rules.watched)
     rules.apply(ALONE)
-    for parameter, old in zip(rules.watched, before, strict=True):
-        assert torch.equal(parameter.grad[..., 64:], old[..., 64:])  # values
+    for new, old in zip(slopes_of(rules.watched), before, strict=True):
+        assert torch.equal(new[..., 64:], old[..., 64:])  # values
         # all of it is taken away: what is left is rounding of slopes of some 0.1
-        torch.testing.assert_close(parameter.grad[..., :64], torch.zeros_like(old[..., :64]), atol=1e-6, rtol=0)
+        torch.testing.assert_close(new[..., :64], torch.zeros_like(old[..., :64]), atol=1e-6, rtol=0)
     assert max(float(old[..., :64].abs().max()) for old in before) > 1e-2
     assert max(float(old[..., 64:].abs().max()) for old in before) > 1e-3
 
@@ -420,13 +424,13 @@ def test_entries_that_are_not_trained_take_no_part_in_the_projection() -> None:
     rules.collect(found, float(len(examples)))
     (found.share("subject").mean() + 0.1 * found.losses().mean()).backward()  # descending it does harm
     guard.mask_gradients(plain)
-    masked = [parameter.grad.clone() for parameter in watched]
+    masked = slopes_of(watched)
     rules.apply(ALONE)
     for layer, head in ((0, 1), (1, 2)):
         others = [h for h in range(4) if h != head]
         assert not watched[layer].grad.view(4, 8, 32)[others].any()
         assert watched[layer].grad.view(4, 8, 32)[head].any()
-    projected = [parameter.grad.clone() for parameter in watched]
+    projected = slopes_of(watched)
     falling = slope(model, examples, watched, masked)
     assert falling < -0.003
     assert abs(slope(model, examples, watched, projected)) < -0.01 * falling  # as above

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from attnbalance import Fact, HookedModel, Prompt, load_model
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.finetune import targets
-from attnbalance.finetune.examples import IGNORED, Example, examples_of, make_examples
+from attnbalance.finetune.examples import IGNORED, Example, as_examples, examples_of, make_examples
 from attnbalance.finetune.objectives import DOWNWEIGHT, ForwardPass, parse_objective
 from attnbalance.finetune.targets import SHOTS, add_targets, in_form
 from attnbalance.models.hooked import hook
@@ -359,3 +359,15 @@ def test_in_one_layer_salience_weights_are_ranks_of_what_the_values_store() -> N
     expected = [(ordered.index(value) + 0.5) / len(stored) for value in stored]
     found = add_targets(examples, parse_objective("weighted-ce(salience)"), hooked)
     assert [float(only(one, "weighted-ce(salience)")) for one in found] == pytest.approx(expected)
+
+
+def test_rows_that_are_tokenized_already_get_the_targets_of_the_same_facts() -> None:
+    model = base()[0]
+    made = make_examples(TOWNS[:5], model.tokenizer, "plain")
+    rows = [{"input_ids": list(one.ids), "labels": list(one.labels)} for one in made]
+    text = "kl(question) + kl(few-shot) + row-anchor(statement) + weighted-ce(relevance)"
+    found = add_targets(as_examples(rows, TOWNS[:5], model.tokenizer), parse_objective(text), model)
+    for one, other in zip(found, added(text, TOWNS[:5], template="plain"), strict=True):
+        assert set(one.targets) == set(other.targets)
+        for name, expected in other.targets.items():
+            torch.testing.assert_close(one.targets[name], expected, atol=0, rtol=0)  # the same forward passes

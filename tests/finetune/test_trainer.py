@@ -147,18 +147,32 @@ def test_validation_loss_is_the_mean_over_answer_tokens(llama, tmp_path, lora_ra
         assert run.validation_loss[step] == pytest.approx(float(summed / count), rel=1e-5)
 
 
+ANCHORED = {"objective": "recommended", "weight_decay": 0.1, "curriculum": "popular-first"}
+"""Settings that need the base model and its numbers again when a run goes on."""
+
+
 @pytest.mark.parametrize(
-    ("lora_rank", "event", "steps"), [(0, "on_step_end", (3, 6)), (0, "on_save", (4,)), (2, "on_save", (2, 6))]
+    ("changes", "event", "steps"),
+    [
+        ({}, "on_step_end", (3, 6)),
+        ({}, "on_save", (4,)),
+        ({"lora_rank": 2}, "on_save", (2, 6)),
+        (ANCHORED, "on_step_end", (3, 6)),
+        (ANCHORED | {"lora_rank": 2, "train": "qk@0.1"}, "on_step_end", (5,)),
+        ({"objective": "ce + project + 0.1*weight-anchor + row-anchor(statement)"}, "on_step_end", (5,)),
+        ({"gradient_rank": 1, "train": "qk"}, "on_step_end", (3,)),
+    ],
 )
-def test_a_killed_finetuning_ends_with_the_same_weights(llama, tmp_path, kill_at, lora_rank, event, steps):
-    whole = finetune(llama, SPLIT, tmp_path / "whole", lora_rank=lora_rank, **SHORT)
+def test_a_killed_finetuning_ends_with_the_same_weights(base, tmp_path, kill_at, changes, event, steps):
+    whole = finetune(base, SPLIT, tmp_path / "whole", **SHORT, **changes)
     kill_at(event, *steps)
     for _ in steps:
         with pytest.raises(Killed):
-            finetune(llama, SPLIT, tmp_path / "again", lora_rank=lora_rank, **SHORT)
+            finetune(base, SPLIT, tmp_path / "again", **SHORT, **changes)
         assert not (tmp_path / "again").exists()
-    again = finetune(llama, SPLIT, tmp_path / "again", lora_rank=lora_rank, **SHORT)
+    again = finetune(base, SPLIT, tmp_path / "again", **SHORT, **changes)
     assert again.validation_loss == whole.validation_loss
+    assert again.trajectory == whole.trajectory
     for step in whole.checkpoints:
         assert_equal_weights(whole.checkpoints[step], again.checkpoints[step])
 
@@ -238,6 +252,63 @@ def test_a_folder_made_with_other_settings_is_refused(llama, tmp_path):
         finetune(llama, split_facts(FACTS, "bottom"), tmp_path / "run", **SHORT)
     with pytest.raises(OutputError, match="architecture is 'llama' there, 'gpt2' here"):
         pretrain(WORLD, llama, architecture="gpt2", recipe=TINY)
+
+
+def test_what_is_not_chosen_stays_as_it_was_in_the_base(base, tmp_path):
+    run = finetune(base, SPLIT, tmp_path / "run", train="qk", weight_decay=0.1, **SHORT)
+    before, after = weights(base), weights(run.path)
+    assert before.keys() == after.keys()
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    fused = [name for name in moved if "c_attn" in name]
+    assert all("q_proj" in name or "k_proj" in name or name in fused for name in moved)
+    assert len(moved) == 2
+    for name in fused:  # queries, keys and values stand side by side in GPT-2
+        width = before[name].shape[-1] // 3
+        assert torch.equal(before[name][..., 2 * width :], after[name][..., 2 * width :])
+    assert run.trained.startswith("Trained: qk, ")
+
+
+def test_the_recommended_objective_trains_attention_and_watches_what_it_does(base, tmp_path):
+    run = finetune(base, SPLIT, tmp_path / "run", objective="recommended", **SHORT)
+    assert run.config["train"] == "attention"
+    before, after = weights(base), weights(run.path)
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert moved
+    assert all("attn" in name for name in moved)
+    assert [entry["step"] for entry in run.trajectory] == list(run.validation_loss) == [2, 4, 6, 7]
+    assert all(len(entry["subject_attention"]) == TINY.layers for entry in run.trajectory)
+    assert {"objective", "answer_loss", "accuracy"} <= run.trajectory[0].keys()
+    assert min(run.validation_loss.values()) < run.validation_loss[2]
+
+
+def test_an_interrupt_names_the_model_that_is_left(llama, tmp_path, monkeypatch):
+    def interrupted(self, args, state, control, **kwargs):
+        if state.global_step == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop._StopEarly, "on_step_end", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt, match="usable model") as caught:
+        finetune(llama, SPLIT, tmp_path / "run", **SHORT)
+    named = str(caught.value).split(", ")[1]
+    assert named.endswith("checkpoint-4")
+    AutoModelForCausalLM.from_pretrained(named)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": "ce + kll"}, "There are ce; kl"),
+        ({"train": "kq"}, "no part 'kq'"),
+        ({"train": "qk@7"}, "layers 0 to 0"),
+        ({"curriculum": "easy"}, "no curriculum 'easy'"),
+        ({"objective": "ce + balance"}, "place of the relation"),
+        ({"gradient_rank": 0}, "at least 1"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_and_leaves_nothing(llama, tmp_path, changes, message):
+    with pytest.raises(DataError, match=message):
+        finetune(llama, SPLIT, tmp_path / "run", **SHORT, **changes)
+    assert not (tmp_path / "run").exists()
 
 
 def test_lora_leaves_the_base_alone_and_adapts_every_linear_layer(base, tmp_path):

@@ -15,6 +15,7 @@ from attnbalance.readings.intervals import (
     mean_intervals,
     rank_correlations,
     ratio_intervals,
+    seed_interval,
     share_interval,
 )
 
@@ -230,3 +231,33 @@ def test_shares_of_a_total_hold_the_truth_as_often_as_they_should():
         (found,) = ratio_intervals(part[:, None], total, [str(i) for i in range(60)], seed=seed)
         missed += not found.low <= 0.7 <= found.high
     assert missed <= 22  # as above
+
+
+def test_an_interval_over_seeds_is_students():
+    values = [0.31, 0.12, 0.25, 0.4]
+    found = seed_interval(values)
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert (found.mean, found.low, found.high, found.n) == pytest.approx((0.27, low, high, 4))
+    # by hand: the t quantile of 2 degrees of freedom is 4.303; mean 2, deviation 1, over the root of 3
+    three = seed_interval([1.0, 2.0, 3.0])
+    assert (three.low, three.high) == pytest.approx((2 - 4.3027 / math.sqrt(3), 2 + 4.3027 / math.sqrt(3)), abs=1e-4)
+
+
+def test_one_seed_has_no_interval_and_equal_seeds_have_one_without_width():
+    one = seed_interval([0.5])
+    assert one.as_dict() == {"mean": 0.5, "low": None, "high": None, "n": 1}
+    assert not one.excludes_zero
+    same = seed_interval([0.5, 0.5, 0.5])
+    assert (same.mean, same.low, same.high) == (0.5, 0.5, 0.5)
+
+
+def test_intervals_over_seeds_hold_the_truth_as_often_as_they_should():
+    rng = np.random.default_rng(0)
+    found = [seed_interval(rng.normal(size=3).tolist()) for _ in range(2000)]
+    assert sum(one.excludes_zero for one in found) == pytest.approx(100, abs=40)  # 5%, four standard deviations
+
+
+def test_neither_order_nor_a_shift_changes_the_width_of_an_interval_over_seeds():
+    first, second = seed_interval([0.1, 0.5, 0.3]), seed_interval([1.3, 1.1, 1.5])
+    assert second.low - first.low == pytest.approx(1.0)
+    assert second.high - first.high == pytest.approx(1.0)
