@@ -47,7 +47,7 @@ def main(out: str, objective: str, kind: str = "") -> None:
     )
     trainer.train()
     weights = {}
-    for name, parameter in trainer.model_wrapped.named_parameters():
+    for name, parameter in trainer.model_wrapped.named_parameters():  # pyright: ignore[reportOptionalMemberAccess]
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         weights[name.removeprefix("module.")] = whole.detach().clone().contiguous()
     if trainer.is_world_process_zero():

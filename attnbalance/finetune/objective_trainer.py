@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from datasets import Dataset
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.modeling_outputs import CausalLMOutput
 
 from attnbalance.errors import DataError, ModelError
 from attnbalance.finetune.examples import IGNORED, QUERY, SPAN, TARGET, Example, collate
@@ -56,14 +58,17 @@ class ObjectiveMixin(_Base):
         **kwargs: Any,
     ) -> None:
         """Takes what the trainer's own class takes, and the objective."""
-        super().__init__(*args, **kwargs)
+        held = {name: data for name, data in kwargs.items() if name.endswith("_dataset") and _examples(data)}
+        super().__init__(*args, **kwargs | {name: _as_dataset(data) for name, data in held.items()})
+        for name, data in held.items():
+            setattr(self, name, data)
         self.objective = objective if isinstance(objective, Objective) else parse_objective(objective)
         self._guard = guard or Guard({})
         self._counts: tuple[float, float] | None = None
         self._hooked: HookedModel | None = None
         self._watches = self.compute_metrics is None
         model: nn.Module = self.model  # pyright: ignore[reportAssignmentType]
-        if isinstance(_first(self.train_dataset), Example):
+        if _examples(self.train_dataset):
             self._use_examples(model)
         elif not self.objective.plain:
             raise DataError(
@@ -81,9 +86,7 @@ class ObjectiveMixin(_Base):
 
     def _use_examples(self, model: nn.Module) -> None:
         sets: list[Sequence[Example]] = [
-            data
-            for data in (self.train_dataset, self.eval_dataset)
-            if isinstance(data, Sequence) and isinstance(_first(data), Example)
+            data for data in (self.train_dataset, self.eval_dataset) if isinstance(data, Sequence) and _examples(data)
         ]
         known = all(example.prompt is not None for data in sets for example in data)
         roles = {need.removeprefix("span ") for need in self.objective.needs if need.startswith("span ")}
@@ -152,7 +155,10 @@ class ObjectiveMixin(_Base):
         if training:
             self._rules.collect(found, examples)
             loss = loss * self.accelerator.num_processes  # whose gradients are averaged
-        return (loss, {"loss": loss, "watched": _watched(found, self.objective)}) if return_outputs else loss
+        if not return_outputs:
+            return loss
+        # what trainers gather of an evaluation is called logits; whole logits would fill the memory
+        return loss, CausalLMOutput(loss=loss, logits=_watched(found, self.objective))  # pyright: ignore
 
     def _forward(self, model: nn.Module, inputs: Mapping[str, Any], extra: Mapping[str, Any], watching: bool) -> Any:
         asked: dict[str, Any] = {}
@@ -270,6 +276,15 @@ def forward_pass(outputs: Any, batch: Mapping[str, Tensor], kernel: str | None) 
 def _sizes(labels: Tensor) -> tuple[float, float]:
     """The labelled tokens, and the examples."""
     return float((labels[:, 1:] != IGNORED).sum()), float(len(labels))
+
+
+def _examples(data: Any) -> bool:
+    return isinstance(_first(data), Example)
+
+
+def _as_dataset(examples: Sequence[Example]) -> Dataset:
+    """Tokens and labels as a table, for trainers that take nothing else while they are set up (trl's)."""
+    return Dataset.from_list([{"input_ids": list(one.ids), "labels": list(one.labels)} for one in examples])
 
 
 def _first(data: Any) -> Any:

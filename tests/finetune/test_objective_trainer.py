@@ -12,9 +12,11 @@ from tiny import FACTS, eager, tiny_model, tiny_tokenizer
 from transformers import TrainingArguments
 
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetune.examples import IGNORED, as_examples, make_examples
-from attnbalance.finetune.objective_trainer import ObjectiveTrainer
+from attnbalance.finetune.examples import IGNORED, as_examples, examples_of, make_examples
+from attnbalance.finetune.objective_trainer import ObjectiveMixin, ObjectiveTrainer
 from attnbalance.finetune.parameters import choose, train_only
+from attnbalance.prompts import make_prompts
+from attnbalance.tokens import as_chat
 
 EVERYTHING = "ce + 0.5*barrier + row-anchor(statement) + state-anchor(statement) + kl(statement) + floor(0.9)"
 ROW = "ce + 5*barrier"
@@ -58,7 +60,7 @@ def trained(folder, objective=EVERYTHING, family="llama", model=None, data=None,
         guard=guard,
     )
     trainer.train()
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def assert_close(a, b, tolerance=TOLERANCE):
@@ -155,9 +157,37 @@ def test_what_is_watched_is_what_a_naive_loop_sees(tmp_path):
 def test_rows_tokenized_elsewhere_train_as_our_own(tmp_path):
     own = some_examples()
     rows = [{"input_ids": one.ids, "labels": one.labels} for one in own]
-    facts = [one.prompt.fact for one in own]
+    facts = [one.prompt.fact for one in own if one.prompt]
     found = as_examples(rows, facts, tiny_tokenizer("bos"))
     assert_close(trained(tmp_path, ROW), trained(tmp_path, ROW, data=found), 0.0)
+
+
+def test_trls_trainer_takes_chats_with_an_objective(tmp_path):
+    trl = pytest.importorskip("trl")
+
+    class ChatTrainer(ObjectiveMixin, trl.SFTTrainer):
+        """As a user would write it."""
+
+    tokenizer, options = tiny_tokenizer("chat"), {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False}
+    chats = examples_of(as_chat(make_prompts(FACTS, "plain"), tokenizer), tokenizer)
+    settings = arguments(tmp_path).to_dict()
+    names = ("output_dir", "max_steps", "learning_rate", "optim", "max_grad_norm", "use_cpu", "report_to")
+    settings = {name: settings[name] for name in names} | {"save_strategy": "no", "lr_scheduler_type": "constant"}
+    settings |= {"per_device_train_batch_size": len(chats), "train_sampling_strategy": "sequential"}
+    models = [tiny_model("llama"), tiny_model("llama")]
+    for model, kind, more in ((models[0], ChatTrainer, options), (models[1], ObjectiveTrainer, {})):
+        config = (trl.SFTConfig if kind is ChatTrainer else TrainingArguments)(**settings, **more)
+        trainer = kind(
+            model=model,
+            args=config,
+            train_dataset=chats,
+            eval_dataset=chats,
+            processing_class=tokenizer,
+            objective="ce + barrier + kl(question)",
+        )
+        trainer.train()
+        assert trainer.evaluate()["eval_subject_attention/0"] > 0
+    assert_close(*(dict(model.named_parameters()) for model in models))
 
 
 def test_data_that_an_objective_cannot_use_is_refused(tmp_path):
