@@ -225,9 +225,10 @@ class Bench:
 
 def _run(fit: Fit, method: Mapping[str, Any], bench: Bench, folder: Path, progress: bool) -> None:
     """Finetune all variants of a method, take the one with the lowest validation loss, measure it."""
-    split, runs, started = bench.split(fit.split), list[Run](), time.perf_counter()
+    split, runs, base = bench.split(fit.split), list[Run](), bench.base
+    started = time.perf_counter()
     for i, variant in enumerate(variants(method)):
-        run = finetune(bench.base, split, folder / f"run-{i}", seed=fit.seed, progress=progress, **variant)
+        run = finetune(base, split, folder / f"run-{i}", seed=fit.seed, progress=progress, **variant)
         shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # the best one is the run's folder itself
         runs.append(run)
     best = min(runs, key=lambda run: run.validation_loss[run.best_step])

@@ -108,7 +108,14 @@ class GradientRules:
         self.toward = parts if self.toward is None else [a + b for a, b in zip(self.toward, parts, strict=True)]
 
     def apply(self, accelerator: Any) -> None:
-        """Give the gradient that a whole step has summed its final form; `accelerator` knows the other processes."""
+        """Give the gradient that a whole step has summed its final form; `accelerator` knows the other processes.
+
+        The rank first, so that what `weight-anchor` adds and `project` protects is not cut off again.
+        """
+        if self.rank is not None:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None and parameter.dim() == 2:
+                    parameter.grad = low_rank(parameter.grad, self.rank)
         if self.anchor:
             self._pull()
         if self.projects and self.toward is not None:
@@ -118,10 +125,6 @@ class GradientRules:
             for parameter, found in zip(self.watched, without_harm(grads, toward), strict=True):
                 parameter.grad = found
             self.toward = None
-        if self.rank is not None:
-            for parameter in self.model.parameters():
-                if parameter.grad is not None and parameter.dim() == 2:
-                    parameter.grad = low_rank(parameter.grad, self.rank)
 
     def _pull(self) -> None:
         """Add the gradient of anchor x |W - W_0|^2."""

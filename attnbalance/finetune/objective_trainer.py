@@ -59,7 +59,7 @@ class ObjectiveMixin(_Base):
     ) -> None:
         """Takes what the trainer's own class takes, and the objective."""
         held = {name: data for name, data in kwargs.items() if name.endswith("_dataset") and _examples(data)}
-        super().__init__(*args, **kwargs | {name: _as_dataset(data) for name, data in held.items()})
+        super().__init__(*args, **kwargs | {name: _as_dataset(data[:1]) for name, data in held.items()})
         for name, data in held.items():
             setattr(self, name, data)
         self.objective = objective if isinstance(objective, Objective) else parse_objective(objective)
@@ -181,6 +181,7 @@ class ObjectiveMixin(_Base):
         self._guard.mask_gradients(model)
         if self.accelerator.sync_gradients:
             self._rules.apply(self.accelerator)
+            self._guard.mask_gradients(model)  # a gradient of low rank fills all entries
         return loss
 
     def _shown(self, inputs: Mapping[str, Any]) -> str:

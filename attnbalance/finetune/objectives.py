@@ -57,6 +57,15 @@ class ForwardPass:
             raise ModelError("the objective looks at attention rows, and the forward pass gave none")
         return self.rows
 
+    def target(self, name: str) -> Shaped[Tensor, "item ..."]:
+        """Some numbers of the base model; raises `DataError` for examples that came without them."""
+        if name not in self.targets:
+            raise DataError(
+                f"these examples hold no {name!r} of the base model: it is computed for the data sets that a trainer is "
+                "made with; pass them there, or use add_targets"
+            )
+        return self.targets[name]
+
     def share(self, role: str) -> Float[Tensor, "example layer head"]:
         """The share of each row that lies on the tokens of a role, 0..1."""
         return self.needed_rows.masked_fill(~self.spans[role][:, None, None, :], 0.0).sum(-1)
@@ -206,7 +215,7 @@ def weighted_cross_entropy(found: ForwardPass, term: Term) -> Float[Tensor, " to
     value salience in context, 0 to 1. Taken once, from the base: as training goes on, the signs may change. A fact that
     gets no weight is not learned.
     """
-    return found.losses() * found.targets[term.key][found.example]
+    return found.losses() * found.target(term.key)[found.example]
 
 
 def floor(found: ForwardPass, term: Term) -> Float[Tensor, " example"]:
@@ -243,9 +252,9 @@ def row_anchor(found: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     it finds there: with changed values the same row gives other answers.
     """
     if term.argument == "question":
-        base = found.targets[f"{term.key}{POSITIONS}"]
+        base = found.target(f"{term.key}{POSITIONS}")
         return (found.needed_rows - base).square().sum(-1).mean((-1, -2))
-    return (found.share("subject") - found.targets[term.key]).square().mean((-1, -2))
+    return (found.share("subject") - found.target(term.key)).square().mean((-1, -2))
 
 
 def state_anchor(found: ForwardPass, term: Term) -> Float[Tensor, " example"]:
@@ -256,7 +265,7 @@ def state_anchor(found: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     this asks that attention bring there, layer by layer, what it brings in the form that the base knows. It says far
     more of each fact than the answer does. Like `kl` it teaches what the base holds to be true, and nothing new.
     """
-    base = found.targets[term.key].float()
+    base = found.target(term.key).float()
     if found.states is None:
         raise ModelError("the objective looks at the residual stream, and the forward pass gave none")
     distance = (found.states.float() - base).square().sum(-1)
@@ -271,7 +280,7 @@ def divergence(found: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     whole divergence. The end of the answer, which a statement does not have, is learned by cross-entropy. Holds the
     model to what the base says, mistakes included: facts that the base does not know are not learned.
     """
-    ids, base = found.targets[f"{term.key} ids{TOKENS}"].long(), found.targets[f"{term.key}{TOKENS}"].float()
+    ids, base = found.target(f"{term.key} ids{TOKENS}").long(), found.target(f"{term.key}{TOKENS}").float()
     own = found.logits.float().log_softmax(-1).gather(-1, ids)
     inside = torch.where(base.isfinite(), base.exp() * (base - own), 0.0).sum(-1)
     rest = (1 - base.exp().sum(-1)).clamp(min=0)

@@ -32,6 +32,8 @@ def read_drift(
             torch.tensor(one[: model.max_positions])
             for one in model.tokenizer(list(texts[start : start + batch_size]), verbose=False)["input_ids"]
         ]
+        if not all(len(one) for one in ids):
+            raise DataError("drift needs texts with at least one token each")
         batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=model.pad_id)
         mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in ids], batch_first=True)
         before, after = (_log_probabilities(one, batch, mask).to("cpu") for one in (base, model))
