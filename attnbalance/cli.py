@@ -249,7 +249,8 @@ def finetune(
     sizes = {part: len(getattr(parts, part)) for part in ("train", "validation", "heldout")}
     print(f"{done.trained}.")
     print(f"Facts: {', '.join(f'{n} {part}' for part, n in sizes.items())}, {parts.left_out} left out.")
-    print(f"Best checkpoint: step {done.best_step}, validation loss {loss:.3f} nats a token; it is {out} itself.")
+    unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
+    print(f"Best checkpoint: step {done.best_step}, validation {unit.format(loss)}; it is {out} itself.")
     print(
         f"Next: attnbalance curve base={done.base} finetuned={name} --facts {out / 'heldout.jsonl'} --recall --out ..."
     )

@@ -21,7 +21,7 @@ from attnbalance.facts import FactSet
 from attnbalance.finetune.curriculum import check_curriculum
 from attnbalance.finetune.pretrain import POPQA_RECIPE, SYNTHETIC_RECIPE, Recipe, pretrain
 from attnbalance.finetune.runs import Run
-from attnbalance.finetune.splits import Split, split_facts
+from attnbalance.finetune.splits import SPLITS, Split, split_facts
 from attnbalance.finetune.trainer import finetune
 from attnbalance.outputs import MARKER, as_folder, is_finished, provenance, read_json, replacing, write_json
 from attnbalance.prompts import make_prompts
@@ -50,6 +50,10 @@ METHOD_FIELDS = (
     "patience",
 )
 """Settings of `finetune`; a list of values stands for a grid."""
+
+NUMBERS = {"steps": 1, "learning_rate": 0, "batch_size": 1, "accumulate": 1, "weight_decay": 0, "lora_rank": 0}
+NUMBERS |= {"lora_alpha": 0, "gradient_rank": 1, "checkpoint_every": 1, "patience": 1}
+"""The settings that are numbers, and the least that each may be."""
 
 TEXTS = 200
 """Statements of the world on which drift is measured."""
@@ -120,14 +124,34 @@ def parse_study(path: str | Path) -> Study:
     many = [name for name, method in methods.items() if isinstance(method.get("objective"), list)]
     if many:
         raise DataError(f"method {many[0]} must name one objective: the values of two cannot be compared")
-    for variant in (one for method in methods.values() for one in variants(method)):
-        parse_objective(variant.get("objective", "ce"))
-        parse_parts(variant.get("train") or "all")
-        check_curriculum(variant.get("curriculum", "shuffled"))
+    for name, method in methods.items():
+        if [] in method.values():
+            raise DataError(f"method {name} has an empty list of values")
+        for variant in variants(method):
+            _check_numbers(name, variant)
+            parse_objective(variant.get("objective", "ce"))
+            parse_parts(variant.get("train") or "all")
+            check_curriculum(variant.get("curriculum", "shuffled"))
     seeds, splits = whole.get("seeds", [0]), whole.get("splits", ["top", "bottom"])
-    if not isinstance(seeds, list) or not all(isinstance(seed, int) for seed in seeds) or not isinstance(splits, list):
-        raise DataError(f"seeds are a list of whole numbers and splits a list of names, got {seeds!r} and {splits!r}")
-    return Study(worlds, methods, tuple(seeds), tuple(map(str, splits)))
+    for what, values, kind in (("seeds", seeds, int), ("splits", splits, str)):
+        right = isinstance(values, list) and values and all(isinstance(one, kind) for one in values)
+        if not right or len(set(values)) < len(values):
+            raise DataError(f"{what} are a list of different {'whole numbers' if kind is int else 'names'}: {values!r}")
+    unknown = sorted(set(splits) - set(SPLITS))
+    if unknown:
+        raise DataError(f"no split {unknown[0]!r}; there are {', '.join(SPLITS)}")
+    return Study(worlds, methods, tuple(seeds), tuple(splits))
+
+
+def _check_numbers(name: str, variant: Mapping[str, Any]) -> None:
+    """Raise `DataError` for a setting of a method that should be a number and is none, or none that can be used."""
+    for field in NUMBERS:
+        value, least = variant.get(field), NUMBERS[field]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < least):
+            raise DataError(
+                f"method {name}: {field} must be a number of at least {least}, got {value!r} (in YAML, 1e-3 is a text: "
+                "write 0.001 or 1.0e-3)"
+            )
 
 
 def variants(method: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -148,6 +172,8 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
     plan, out = parse_study(path), as_folder(out)
     index, count = _worker(worker)
     config = {"worlds": plan.worlds}  # methods, seeds and splits may be added
+    for world in plan.worlds.values():  # what is wrong with one shows before any of them is trained on
+        Bench(world, plan.seeds[0], out, False).world.statements(1)
     if not is_finished(out, KIND, config):
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -290,8 +316,8 @@ def _worker(text: str | None) -> tuple[int, int]:
     if text is None:
         if "SLURM_ARRAY_TASK_ID" not in os.environ:
             return 0, 1
-        first = int(os.environ.get("SLURM_ARRAY_TASK_MIN", "0"))
-        return int(os.environ["SLURM_ARRAY_TASK_ID"]) - first, int(os.environ["SLURM_ARRAY_TASK_COUNT"])
+        step = {name: int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", "1")) for name in ("ID", "MIN", "STEP", "COUNT")}
+        text = f"{(step['ID'] - step['MIN']) // max(1, step['STEP'])}/{step['COUNT']}"
     index, slash, count = text.partition("/")
     if not slash or not (index.isdigit() and count.isdigit()) or not int(index) < int(count):
         raise DataError(f"expected a worker as I/N with I from 0 to N - 1, got {text!r}")

@@ -13,7 +13,7 @@ from scipy import stats
 
 from attnbalance import study as module
 from attnbalance.errors import DataError, OutputError
-from attnbalance.report.study import rows_of
+from attnbalance.readings.fits import rows_of
 from attnbalance.study import RESULT, parse_study, study, variants
 
 RECIPE = "{steps: 60, batch_size: 32, layers: 1, d_model: 32, heads: 2, vocabulary: 500, learning_rate: 0.01}"
@@ -45,7 +45,6 @@ def done(config: Path) -> Path:
 
 
 def numbers(out: Path) -> list[dict]:
-    """All rows without the time that they took."""
     return [
         {k: v for k, v in row.items() if k != "seconds"} for row in json.loads((out / "study.json").read_text())["rows"]
     ]
@@ -168,9 +167,26 @@ def test_ratios_gains_and_gaps_by_hand() -> None:
     assert row.gain is not None
     assert (row.gain.low, row.gain.high) == pytest.approx((low, high))
     assert row.gap is not None
-    assert row.gap.mean == pytest.approx((2 + 4) / (3 + 3))
+    assert row.gap.mean == pytest.approx((2 / 3 + 4 / 3) / 2)
+    assert row.stored.mean == pytest.approx((3 / 6 + 5 / 6) / 2)
     assert row.shortcut_rate is None
     assert row.attention.mean == pytest.approx(0.3)
+
+
+def test_a_gap_is_joined_by_seed_and_left_out_where_a_seed_is_missing() -> None:
+    rng = np.random.default_rng(1)
+    many = {(half, seed): rng.integers(0, 2, 40).tolist() for half in ("top", "bottom", "new") for seed in (0, 1, 2)}
+    stated = [1] * 40
+    results = [fit("plain", "top", seed, many["top", seed], stated) for seed in (2, 1)]
+    results += [fit("plain", "bottom", seed, many["bottom", seed], stated) for seed in (0, 1, 2)]
+    results += [fit("new", "bottom", seed, many["new", seed], stated) for seed in (0, 1, 2)]
+    row = next(row for row in rows_of(results) if row.method == "new")
+    shares = [
+        (sum(many["new", s]) - sum(many["bottom", s])) / (sum(many["top", s]) - sum(many["bottom", s])) for s in (1, 2)
+    ]
+    assert row.gap is not None
+    assert row.gap.n == 2
+    assert row.gap.mean == pytest.approx(np.mean(shares))
 
 
 def test_a_single_seed_has_intervals_over_facts() -> None:
@@ -193,8 +209,14 @@ def test_a_single_seed_has_intervals_over_facts() -> None:
         ("worlds: {a: {facts: synthetic}}\nmethods: {b: {train: kq}}", "no part 'kq'"),
         ("worlds: {a: {facts: synthetic}}\nmethods: {b: {curriculum: easy}}", "no curriculum 'easy'"),
         ("worlds: {a: {facts: synthetic}}\nmethods: {../b: {}}", "becomes a folder's name"),
-        ("worlds: {a: {facts: synthetic}}\nmethods: {b: {}}\nseeds: 3", "list of whole numbers"),
+        ("worlds: {a: {facts: synthetic}}\nmethods: {b: {}}\nseeds: 3", "list of different whole numbers"),
         ("worlds: {a: {facts: synthetic}}\nmethods: {b: {objective: [ce, barrier]}}", "one objective"),
+        ("worlds: {a: {facts: synthetic}}\nmethods: {b: {learning_rate: 1e-3}}", "1.0e-3"),
+        ("worlds: {a: {facts: synthetic}}\nmethods: {b: {lora_rank: -1}}", "at least 0"),
+        ("worlds: {a: {facts: synthetic}}\nmethods: {b: {train: []}}", "empty list"),
+        ("worlds: {a: {facts: synthetic}}\nmethods: {b: {}}\nsplits: [top, botom]", "no split 'botom'"),
+        ("worlds: {a: {facts: synthetic}}\nmethods: {b: {}}\nseeds: [0, 0]", "different whole numbers"),
+        ("worlds: {a: {facts: synthetic}}\nmethods: {b: {}}\nseeds: []", "different whole numbers"),
         ("worlds: [", "is no YAML"),
         ("- a", "must be a mapping"),
     ],
@@ -213,8 +235,8 @@ def test_a_worker_is_one_of_their_number(config: Path, tmp_path: Path, worker: s
 
 
 def test_slurms_array_index_names_the_worker(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("ID", "5"), ("MIN", "4"), ("COUNT", "2")):
+    for name, value in (("ID", "8"), ("MIN", "4"), ("STEP", "2"), ("COUNT", "3")):  # 4, 6 and 8
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
-    assert module._worker(None) == (1, 2)
+    assert module._worker(None) == (2, 3)
     with pytest.raises(DataError, match="cannot read the study"):
         study(tmp_path / "none.yaml", tmp_path / "out")

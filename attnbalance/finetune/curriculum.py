@@ -33,12 +33,17 @@ def check_curriculum(text: str) -> tuple[str, float]:
     )
 
 
+def changes_on_the_way(curriculum: str) -> bool:
+    """Whether a curriculum offers other facts late than early."""
+    return check_curriculum(curriculum)[0] in ("popular-first", "obscure-first", "popular-last")
+
+
 def order(ranks: Sequence[float], steps: int, batch_size: int, seed: int, curriculum: str = "shuffled") -> list[int]:
     """The places of the facts to train on: `steps` batches of `batch_size`, one behind the other; the seed decides.
 
     `ranks`, one a fact, are higher for facts that are more popular, or known better (see `rank_facts`); ties are broken
-    by place. In every curriculum a pool is gone through in one seeded shuffle after another, so that none of it comes
-    up twice in a round.
+    by place. A pool is gone through in one seeded shuffle after another, so that none of it comes up twice in a round;
+    one that grows is shuffled anew.
 
     - shuffled: all facts at any time.
     - popular-first: a pool that grows from the most popular `START` of the facts to all at `FULL` of the steps.

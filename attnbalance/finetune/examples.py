@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from attnbalance.errors import BadRowsError, DataError
@@ -189,15 +189,3 @@ def _labelled(model: HookedModel, examples: Sequence[Example]) -> list[Float[Ten
     logits = model.model(**batch, use_cache=False).logits
     places = [(torch.tensor(one.labels) != IGNORED).nonzero()[:, 0] - 1 for one in examples]
     return [logits[i, place.to(logits.device)].float() for i, place in enumerate(places)]
-
-
-def answer_losses(
-    logits: Float[Tensor, "example position vocab"], labels: Int[Tensor, "example position"]
-) -> Float[Tensor, "example 2"]:
-    """For each example the summed negative log-likelihood (nats) of its labelled tokens, and their number.
-
-    Logits at a position are the model's prediction of the next one's token.
-    """
-    following = labels[:, 1:]
-    losses = cross_entropy(logits[:, :-1].float().transpose(1, 2), following, ignore_index=IGNORED, reduction="none")
-    return torch.stack([losses.sum(-1), (following != IGNORED).sum(-1).to(losses.dtype)], dim=-1)

@@ -70,10 +70,11 @@ class GradientRules:
     """What an objective's terms `project` and `weight-anchor`, and a limit of rank, do to the gradient of each step.
 
     `project`: drops from the gradient of W_Q and W_K the part that lowers the mean subject share of the rows
-    (`without_harm`). It keeps attention to first order and at this step's learning rate only, takes a second backward
-    pass, and cannot restore what was lost. `weight-anchor`: adds the gradient of the summed squared distance of W_Q and
-    W_K from where they began (L2-SP, Li et al. 2018); under LoRA of the adapters' product. It holds the weights, not
-    what they are used for: other weights may change what they read.
+    (`without_harm`). It keeps attention to first order in plain gradient descent; Adam rescales every entry, and other
+    trained weights move the rows too, so there it slows the loss of attention only. It takes a second backward pass,
+    and cannot restore what was lost. `weight-anchor`: adds the gradient of the summed squared distance of W_Q and W_K
+    from where they began (L2-SP, Li et al. 2018); under LoRA of the adapters' product. It holds the weights, not what
+    they are used for: other weights may change what they read.
 
     Raises `DataError` for a rank below 1 and `ModelError` where none of W_Q and W_K is trained.
     """

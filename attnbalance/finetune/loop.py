@@ -82,6 +82,12 @@ def train(
     Examples need no collator. `objective` and `guard` are those of `ObjectiveMixin`. `label` names the progress bar,
     drawn where `progress` is true. Raises `ModelError` where a loss or a weight is no finite number.
     """
+    done = checkpoints(work)
+    last = done[max(done)] if done else None
+    if last is not None:
+        state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        if state.global_step >= schedule.steps or stops(validation_losses(state.log_history), schedule.patience):
+            return state.log_history
     arguments = _arguments(work, schedule, validation is not None)
     trainer = ObjectiveTrainer(
         model=model,
@@ -98,13 +104,8 @@ def train(
     trainer.remove_callback(PrinterCallback)
     if progress:
         trainer.add_callback(_Bar(label))
-    done = checkpoints(work)
-    last = done[max(done)] if done else None
-    state = TrainerState.load_from_json(str(last / "trainer_state.json")) if last else trainer.state
-    if state.global_step < schedule.steps and not stops(validation_losses(state.log_history), schedule.patience):
-        trainer.train(resume_from_checkpoint=str(last) if last else None)
-        state = trainer.state
-    return state.log_history
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    return trainer.state.log_history
 
 
 def on_main_process_first(action: Callable[[], Result]) -> Result:

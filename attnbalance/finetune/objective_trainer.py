@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from datasets import Dataset
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -26,7 +25,9 @@ WATCHED = ("objective", "answer_loss", "accuracy", "shortcut_rate", "subject_att
 """What an evaluation logs beside the loss, each with "eval_" before it; subject attention by layer, behind a "/"."""
 
 SHORTCUT = "shortcut"
-"""The target of an example that holds the first token of its relation's most frequent training answer."""
+"""The target that holds the first token of an example's relation's most frequent training answer; -1 if not known."""
+
+DATA = ("train_dataset", "eval_dataset")
 
 if TYPE_CHECKING:
     _Base = Trainer
@@ -43,10 +44,11 @@ class ObjectiveMixin(_Base):
     `guard` holds entries of weights that are not trained (see `train_only`); `gradient_rank` r replaces the gradient of
     every matrix by its best approximation of rank r (Xu & Chen 2025, appendix H: 1).
 
-    Right under gradient accumulation and several processes (DDP): losses are divided by the tokens or examples of the
-    whole accumulated batch. Evaluations log `WATCHED`, unless `compute_metrics` is passed. Raises `DataError` for data
-    that the objective cannot use, `ModelError` where nothing that is trained moves the rows that an objective looks at
-    (as with reentrant checkpointing), and for a loss that is no finite number.
+    Right under gradient accumulation and several processes (DDP, FSDP2): losses are divided by the tokens or examples
+    of the whole accumulated batch. Evaluations log `WATCHED`, unless `compute_metrics` is passed. Raises `DataError`
+    for data that the objective cannot use, `ModelError` where nothing that is trained moves the rows that an objective
+    looks at (as with reentrant checkpointing), for ways of training in which part of what was asked for would not
+    happen, and for a loss that is no finite number.
     """
 
     def __init__(
@@ -58,8 +60,8 @@ class ObjectiveMixin(_Base):
         **kwargs: Any,
     ) -> None:
         """Takes what the trainer's own class takes, and the objective."""
-        held = {name: data for name, data in kwargs.items() if name.endswith("_dataset") and _examples(data)}
-        super().__init__(*args, **kwargs | {name: _as_dataset(data[:1]) for name, data in held.items()})
+        held = {name: kwargs[name] for name in DATA if _examples(kwargs.get(name))}
+        super().__init__(*args, **kwargs | {name: _one_row(data) for name, data in held.items()})
         for name, data in held.items():
             setattr(self, name, data)
         self.objective = objective if isinstance(objective, Objective) else parse_objective(objective)
@@ -77,17 +79,26 @@ class ObjectiveMixin(_Base):
             )
         if not self.objective.plain:
             self.loss_is_scaled_for_ga = True
-            if self.args.n_gpu > 1:
-                raise ModelError("several GPUs in one process are not supported: start with `accelerate launch`")
-        if self.is_fsdp_enabled and ("gradients" in self.objective.needs or gradient_rank is not None):
-            raise ModelError("project, weight-anchor and a gradient rank need whole weights; use DDP instead of FSDP")
+        self._check(gradient_rank is not None or "gradients" in self.objective.needs)
         self._rules = GradientRules(model, self.objective, gradient_rank)
         self.add_callback(_AfterStep(self._guard))
 
+    def _check(self, rules: bool) -> None:
+        """Refuse ways of training in which something that was asked for would silently not happen."""
+        if not self.objective.plain and self.args.n_gpu > 1:
+            raise ModelError("several GPUs in one process are not supported: start with `accelerate launch`")
+        if rules and (self.is_fsdp_enabled or self.is_deepspeed_enabled or self.args.fp16):
+            raise ModelError(
+                "project, weight-anchor and a gradient rank need whole gradients that are not scaled: "
+                "use DDP instead of FSDP or DeepSpeed, and bf16 instead of fp16"
+            )
+        if self._guard and self.is_deepspeed_enabled:
+            raise ModelError("parts of fused weights cannot be trained under DeepSpeed; use DDP or FSDP2")
+        if self.model_init is not None and (rules or not self.objective.plain):
+            raise ModelError("an objective is about one model: pass model=, not model_init=")
+
     def _use_examples(self, model: nn.Module) -> None:
-        sets: list[Sequence[Example]] = [
-            data for data in (self.train_dataset, self.eval_dataset) if isinstance(data, Sequence) and _examples(data)
-        ]
+        sets = [_listed(data) for data in (self.train_dataset, self.eval_dataset) if _examples(data)]
         known = all(example.prompt is not None for data in sets for example in data)
         roles = {need.removeprefix("span ") for need in self.objective.needs if need.startswith("span ")}
         for role in sorted(roles):
@@ -100,18 +111,25 @@ class ObjectiveMixin(_Base):
         if {"rows", "base"} & self.objective.needs or (known and self._watches and self.eval_dataset is not None):
             tokenizer: Any = self.processing_class
             self._hooked = hook(model, tokenizer, type(model).__name__)
-        if "base" in self.objective.needs and self._hooked is not None:
-            different = list({id(example): example for data in sets for example in data}.values())
-            size = self.args.per_device_eval_batch_size
-            made = add_targets(different, self.objective, self._hooked, batch_size=size, seed=self.args.seed)
-            place = {id(old): new for old, new in zip(different, made, strict=True)}
-            self.train_dataset = [place[id(example)] for example in sets[0]]
-            if len(sets) > 1:
-                self.eval_dataset = [place[id(example)] for example in sets[1]]
+        self.train_dataset = self._with_targets(self.train_dataset)
+        if isinstance(self.eval_dataset, dict):
+            self.eval_dataset = {name: self._with_targets(data) for name, data in self.eval_dataset.items()}
+        else:
+            self.eval_dataset = self._with_targets(self.eval_dataset)
         pad_id = 0 if self._hooked is None else self._hooked.pad_id
         self.data_collator = lambda some: collate(some, pad_id)
         if self._watches and known:
             self.compute_metrics = watched_means
+
+    def _with_targets(self, data: Any) -> Any:
+        """A data set with the base model's numbers, each example's computed once however often it comes."""
+        if not _examples(data) or self._hooked is None or "base" not in self.objective.needs:
+            return data
+        listed, size = _listed(data), self.args.per_device_eval_batch_size
+        different = list({id(example): example for example in listed}.values())
+        made = add_targets(different, self.objective, self._hooked, batch_size=size, seed=self.args.seed)
+        place = {id(old): new for old, new in zip(different, made, strict=True)}
+        return [place[id(example)] for example in listed]
 
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
@@ -157,8 +175,9 @@ class ObjectiveMixin(_Base):
             loss = loss * self.accelerator.num_processes  # whose gradients are averaged
         if not return_outputs:
             return loss
-        # what trainers gather of an evaluation is called logits; whole logits would fill the memory
-        return loss, CausalLMOutput(loss=loss, logits=_watched(found, self.objective))  # pyright: ignore
+        # what trainers gather of an evaluation is called logits
+        seen = _watched(found, self.objective) if watching else outputs.logits
+        return loss, CausalLMOutput(loss=loss, logits=seen)  # pyright: ignore[reportArgumentType]
 
     def _forward(self, model: nn.Module, inputs: Mapping[str, Any], extra: Mapping[str, Any], watching: bool) -> Any:
         asked: dict[str, Any] = {}
@@ -169,6 +188,11 @@ class ObjectiveMixin(_Base):
             if self._hooked.kernel != "eager":
                 asked[QUERY] = extra[QUERY]
         return model(**inputs, **asked, use_cache=False)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The loader of the evaluation data; other examples than those of the start get the base's numbers first."""
+        known = eval_dataset is None or isinstance(eval_dataset, str)
+        return super().get_eval_dataloader(eval_dataset if known else self._with_targets(eval_dataset))
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One forward and backward pass; then the gradient is given the form that was asked for."""
@@ -211,8 +235,9 @@ def watched_means(prediction: EvalPrediction) -> dict[str, float]:
     loss, count, right, shortcut, by_token, by_example = values[:, :6].double().unbind(-1)
     found = {"objective": float(by_token.sum() / count.sum() + by_example.mean())}
     found |= {"answer_loss": float(loss.sum() / count.sum()), "accuracy": float(right.mean())}
-    if not bool(shortcut.isnan().all()) and not bool(right.all()):
-        found["shortcut_rate"] = float(shortcut[right == 0].nanmean())
+    told = shortcut[(right == 0) & ~shortcut.isnan()]
+    if len(told):
+        found["shortcut_rate"] = float(told.mean())
     by_layer = values[:, 6:].double().mean(0).tolist()
     found |= {f"subject_attention/{layer}": value for layer, value in enumerate(by_layer) if not math.isnan(value)}
     return found
@@ -238,9 +263,9 @@ def _watched(found: ForwardPass, objective: Objective) -> Float[Tensor, "example
     right = (summed(hit) == count).float()
     shortcut = torch.full_like(right, missing)
     if SHORTCUT in found.targets:
-        first = torch.searchsorted(found.example, each)
-        same = (guesses[first] == found.targets[SHORTCUT]).float()
-        shortcut = torch.where(found.targets[SHORTCUT] == found.labels[first], missing, same)
+        first, expected = torch.searchsorted(found.example, each), found.targets[SHORTCUT]
+        cannot_tell = (expected == found.labels[first]) | (expected < 0)
+        shortcut = torch.where(cannot_tell, missing, (guesses[first] == expected).float())
     by_token = [summed(term.losses(found).float()) for term in objective.terms if term.by_token]
     by_example = [term.losses(found).float() for term in objective.terms if not term.by_token]
     none = torch.zeros_like(right)
@@ -283,9 +308,16 @@ def _examples(data: Any) -> bool:
     return isinstance(_first(data), Example)
 
 
-def _as_dataset(examples: Sequence[Example]) -> Dataset:
-    """Tokens and labels as a table, for trainers that take nothing else while they are set up (trl's)."""
-    return Dataset.from_list([{"input_ids": list(one.ids), "labels": list(one.labels)} for one in examples])
+def _listed(data: Any) -> list[Example]:
+    """The examples of a data set that is a sequence, such as a list or torch's Subset."""
+    return [data[i] for i in range(len(data))]
+
+
+def _one_row(data: Any) -> Any:
+    """The first example as a table, for trainers that take nothing else while they are set up (trl's)."""
+    from datasets import Dataset
+
+    return Dataset.from_list([{"input_ids": list(data[0].ids), "labels": list(data[0].labels)}])
 
 
 def _first(data: Any) -> Any:

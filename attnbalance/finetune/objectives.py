@@ -61,8 +61,8 @@ class ForwardPass:
         """Some numbers of the base model; raises `DataError` for examples that came without them."""
         if name not in self.targets:
             raise DataError(
-                f"these examples hold no {name!r} of the base model: it is computed for the data sets that a trainer is "
-                "made with; pass them there, or use add_targets"
+                f"these examples hold no {name!r} of the base model, which is computed for the data that a trainer is "
+                "made with; use add_targets"
             )
         return self.targets[name]
 
@@ -123,7 +123,7 @@ class Objective:
         return [(term.name, term.weight) for term in self.terms] == [("ce", 1.0)]
 
     def weight(self, name: str) -> float:
-        """The weight of a term, 0 where the objective lacks it; several of one name add up."""
+        """The weight of a term that is named once at most, 0 where the objective lacks it."""
         return sum((term.weight for term in self.terms if term.name == name), start=0.0)
 
 

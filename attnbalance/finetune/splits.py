@@ -64,6 +64,8 @@ def split_facts(
         raise DataError(
             f"heldout, validation and share are shares between 0 and 1, got {heldout}, {validation} and {share}"
         )
+    if name == "whole" and share != 0.5:
+        raise DataError(f"split whole takes all facts; a share of {share:g} goes with top, bottom or random")
     if scores is not None and (len(scores) != len(facts) or not all(map(math.isfinite, scores))):
         raise DataError(f"scores must be one finite number a fact: got {len(scores)} for {len(facts)} facts")
     if name not in ("random", "whole") and scores is None:
@@ -81,13 +83,21 @@ def split_facts(
         pool = pool if train_relations is None else pool.of_relations(train_relations)
         chosen_set = replace(pool, facts=_half(pool.facts, name, seed, ranks, share))
     held_in, train = _by_subject(chosen_set, validation, seed + 1)
-    split = Split(name, train, held_in, test, len(facts) - len(train) - len(held_in) - len(test))
+    split = Split(
+        _called(name, share, train_relations), train, held_in, test, len(facts) - len(train) - len(held_in) - len(test)
+    )
     for part in ("train", "validation", "heldout"):
         if not len(getattr(split, part)):
             raise DataError(
                 f"the {part} part of split {name!r} of {len(facts)} facts is empty; use more facts or other shares"
             )
     return split
+
+
+def _called(name: str, share: float, relations: Collection[str] | None) -> str:
+    """The split's name, with what is not usual about it."""
+    part = "" if share == 0.5 or name == "whole" else f" {100 * share:g}%"
+    return f"{name}{part}" + ("" if relations is None else f" of {', '.join(sorted(relations))}")
 
 
 def _need_popularity(facts: FactSet, name: str) -> None:
@@ -110,7 +120,8 @@ def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactS
 def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float], share: float) -> tuple[Fact, ...]:
     """The half (or other share) of the facts that the split's name says; ties in rank are broken at random, by subject.
 
-    The halves top and bottom share no fact; of an odd number, top has the one in the middle.
+    Shares of at most a half of top and of bottom have no fact in common; of an odd number, top has the one in the
+    middle.
     """
     if name == "whole":
         return tuple(facts)
@@ -122,7 +133,8 @@ def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float
         return 0.0 if name == "random" else -ranks[id(facts[i])], order[facts[i].subject]
 
     ranked, last = sorted(range(len(facts)), key=rank), name.endswith("bottom")
-    size = math.floor(share * len(facts)) if last else math.ceil(share * len(facts))
+    exact = round(share * len(facts), 9)  # 0.07 * 100 is a little more than 7
+    size = math.floor(exact) if last else math.ceil(exact)
     half = ranked[len(facts) - size :] if last else ranked[:size]
     return tuple(facts[i] for i in sorted(half))
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
 from jaxtyping import Float, Shaped
 from scipy.stats import rankdata
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.finetune.examples import IGNORED, INPUTS, POSITIONS, TOKENS, Example, answer_logits, examples_of
@@ -43,13 +43,29 @@ def add_targets(
     if not terms:
         return list(examples)
     result = list(examples)
-    disabled = getattr(base.model, "disable_adapter", nullcontext)
-    with disabled():  # pyright: ignore[reportOptionalCall]
+    with _without_adapters(base.model):
         for term in terms:
             found = _MAKERS[term.name](term, examples, base, batch_size, seed)
             for i, targets in enumerate(found):
                 result[i] = replace(result[i], targets={**result[i].targets, **targets})
     return result
+
+
+@contextmanager
+def _without_adapters(model: nn.Module) -> Iterator[None]:
+    """The model with its adapters switched off, peft's or transformers' own; then as it was, frozen parts included."""
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    own = bool(getattr(model, "_hf_peft_config_loaded", False))
+    if own:
+        model.disable_adapters()  # pyright: ignore[reportCallIssue]
+    try:
+        with getattr(model, "disable_adapter", nullcontext)():  # pyright: ignore[reportOptionalCall]
+            yield
+    finally:
+        if own:
+            model.enable_adapters()  # pyright: ignore[reportCallIssue]
+        for parameter, flag in trained:
+            parameter.requires_grad_(flag)
 
 
 def prompts_of(examples: Sequence[Example]) -> list[Prompt]:
@@ -69,6 +85,8 @@ def in_form(form: str, prompts: Sequence[Prompt], seed: int = 0) -> list[Prompt]
         return list(prompts)
     if form == "statement":
         return list(statement_prompts([prompt.fact for prompt in prompts]))
+    if any(prompt.has_special_tokens for prompt in prompts):
+        raise DataError("few-shot puts answered questions before the prompt, which a rendered chat does not allow")
     rng, shots = random.Random(seed), dict[str, list[Prompt]]()  # noqa: S311
     for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
         others = [prompt for prompt in prompts if prompt.fact.relation == relation]
@@ -137,7 +155,10 @@ def _predictions(
     ]
     if bad:
         raise BadRowsError(
-            f"answers have other tokens in the form {term.argument}", bad, len(examples), "use another form or template"
+            f"answers have other tokens in the form {term.argument}",
+            bad,
+            len(examples),
+            "use another form (question, for chats, whose answers have no space before them) or template",
         )
     found = [one.cpu() for batch in answer_logits(base, asked, batch_size) for one in batch]
     return [_most_probable(term, logits, want) for logits, want in zip(found, wanted, strict=True)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnbalance.errors import DataError, ModelError
 from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, drop_incomplete
-from attnbalance.finetune.curriculum import check_curriculum, order
+from attnbalance.finetune.curriculum import changes_on_the_way, check_curriculum, order
 from attnbalance.finetune.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, TRAJECTORY, Run, checkpoint_name, load_run
 from attnbalance.finetune.splits import Split
 from attnbalance.models.fingerprint import files_fingerprint
@@ -57,12 +57,13 @@ def finetune(
     """Finetune a local model folder or Hub id on the answers to `split.train`; returns the run in the folder `out`.
 
     AdamW at a constant learning rate, gradients clipped at norm 1; loss on the tokens of the answer only, as
-    `objective` says (see `parse_objective`); `train` says which weights learn (see `parse_parts`; by
-    default all, and attention's for the objective "recommended"), `curriculum` in what
-    order facts come (see `curriculum.order`), `gradient_rank` limits the rank of every gradient (see `low_rank`). Every
-    `checkpoint_every` steps a checkpoint is kept and the objective measured on `split.validation`; training stops when
-    `patience` measurements in a row bring nothing better (None: never), and `out` itself is the best checkpoint.
-    `batch_size` counts facts over all devices, `accumulate` in how many parts each device takes its share.
+    `objective` says (see `parse_objective`); `train` says which weights learn (see `parse_parts`; by default all, and
+    attention's for the objective "recommended"), `curriculum` in what order facts come, by their popularity (see
+    `curriculum.order`; those that change on the way are not stopped early), `gradient_rank` limits the rank of every
+    gradient (see `low_rank`). Every `checkpoint_every` steps a checkpoint is kept and the objective measured on
+    `split.validation`; training stops when `patience` measurements in a row bring nothing better (None: never), and
+    `out` itself is the best checkpoint. `batch_size` counts facts over all devices, `accumulate` in how many parts each
+    device takes its share.
 
     `lora_rank` 0 trains the weights themselves; else LoRA adapters of that rank (Hu et al. 2022) on them (where `train`
     is "all", on every linear layer of attention and MLP), scaled by `lora_alpha` / rank (default: alpha = 2 x rank).
@@ -70,7 +71,7 @@ def finetune(
     bits, and the checkpoint's own under LoRA. GPUs compute in bfloat16 where they can.
 
     A folder that is finished with the same settings is returned at once; a killed run goes on where it was, and after
-    an interrupt its checkpoints so far are usable models (the error names the best). Raises
+    an interrupt its checkpoints so far are usable models (the error names the newest). Raises
     `ModelError` for a model that cannot be loaded and a loss that is no finite number, `DataError` for facts, sizes or
     a template that cannot be used, `OutputError` for a folder that holds something else.
     """
@@ -117,7 +118,10 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], pro
     from attnbalance.models.load import load_base, load_limits
 
     shared = ("steps", "batch_size", "learning_rate", "weight_decay", "accumulate", "patience", "seed", "gradient_rank")
-    schedule = Schedule(every=config["checkpoint_every"], **{name: config[name] for name in shared})
+    settings = {name: config[name] for name in shared}
+    if changes_on_the_way(config["curriculum"]):
+        settings["patience"] = None  # stopped early, it would not have been the curriculum
+    schedule = Schedule(every=config["checkpoint_every"], **settings)
     objective = parse_objective(config["objective"])
     parse_parts(config["train"])
     template = Template("finetune", config["template"])

@@ -36,8 +36,8 @@ def read_drift(
             raise DataError("drift needs texts with at least one token each")
         batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=model.pad_id)
         mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in ids], batch_first=True)
-        before, after = (_log_probabilities(one, batch, mask).to("cpu") for one in (base, model))
-        divergence = (before.exp() * (before - after)).sum(-1)
+        before, after = (_log_probabilities(one, batch, mask) for one in (base, model))
+        divergence = (before.exp() * (before - after.to(before.device))).sum(-1).cpu()
         found.append((divergence * mask).sum(-1) / mask.sum(-1))
     return torch.cat(found)
 

@@ -92,9 +92,10 @@ def ratio_intervals(
 
 
 def seed_interval(values: Sequence[float]) -> Interval:
-    """The mean of one number a seed with Student's 95% interval, which holds for seeds to come.
+    """The mean of one number a seed, with Student's 95% interval for the mean over all seeds there could be.
 
-    It takes in what differs between seeds and, in each, the sample of facts. One seed has no interval (NaN).
+    It takes in whatever differs from seed to seed: the training, and the facts where each seed has its own. One seed
+    has no interval (NaN).
     """
     found = np.asarray(values, dtype=float)
     if len(found) < 2:

@@ -9,11 +9,11 @@ import torch
 from launched import BATCH, STEPS
 from safetensors.torch import load_file
 from tiny import FACTS, eager, tiny_model, tiny_tokenizer
-from transformers import TrainingArguments
+from transformers import EvalPrediction, TrainingArguments
 
 from attnbalance.errors import DataError, ModelError
 from attnbalance.finetune.examples import IGNORED, as_examples, examples_of, make_examples
-from attnbalance.finetune.objective_trainer import ObjectiveMixin, ObjectiveTrainer
+from attnbalance.finetune.objective_trainer import ObjectiveMixin, ObjectiveTrainer, watched_means
 from attnbalance.finetune.parameters import choose, train_only
 from attnbalance.prompts import make_prompts
 from attnbalance.tokens import as_chat
@@ -196,6 +196,92 @@ def test_data_that_an_objective_cannot_use_is_refused(tmp_path):
         trained(tmp_path, ROW, data=rows)
     with pytest.raises(DataError, match=r"place of the relation .*\{relation\}"):
         trained(tmp_path, "ce + balance")
+
+
+def made(folder, model=None, objective="ce + kl(statement)", **options):
+    trainer = {"train_dataset": some_examples(), "processing_class": tiny_tokenizer("bos")} | options
+    model = tiny_model("llama") if model is None else model
+    settings = trainer.pop("args", arguments(folder))
+    return ObjectiveTrainer(model=model, args=settings, objective=objective, **trainer)
+
+
+def test_any_sequence_of_examples_is_trained_and_evaluated_on(tmp_path):
+    examples = make_examples(FACTS, tiny_tokenizer("bos"))
+    part = torch.utils.data.Subset(examples, [0, 2, 4, 6])
+    trainer = made(tmp_path, train_dataset=part, eval_dataset={"a": examples[4:], "b": examples[:2]})
+    assert [one.prompt for one in trainer.train_dataset] == [examples[i].prompt for i in (0, 2, 4, 6)]
+    found = trainer.evaluate()
+    assert {"eval_a_objective", "eval_b_objective"} <= found.keys()
+    alone = made(tmp_path, eval_dataset=examples[:2])
+    assert alone.evaluate()["eval_objective"] == pytest.approx(found["eval_b_objective"], rel=1e-6)
+    assert alone.evaluate(examples[4:])["eval_objective"] == pytest.approx(found["eval_a_objective"], rel=1e-6)
+
+
+def test_metrics_of_ones_own_get_the_models_logits(tmp_path):
+    seen, examples = [], make_examples(FACTS, tiny_tokenizer("bos"))
+
+    def metrics(prediction):
+        seen.append(prediction.predictions.shape)
+        return {}
+
+    made(tmp_path, eval_dataset=examples, compute_metrics=metrics).evaluate()
+    assert seen == [(len(FACTS), max(len(one.ids) for one in examples), 420)]
+
+
+def test_parts_of_an_adapter_that_were_frozen_stay_so(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny_model("llama"), LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_B" in name)
+    made(tmp_path, model)
+    assert {name for name, p in model.named_parameters() if p.requires_grad} == {
+        name for name, _ in model.named_parameters() if "lora_B" in name
+    }
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_base_is_the_model_without_its_adapter(tmp_path, native):
+    from peft import LoraConfig, get_peft_model
+
+    settings = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = tiny_model("llama")
+    if native:
+        model.add_adapter(settings)
+    else:
+        model = get_peft_model(model, settings)
+    ids = torch.tensor([[1, 2, 3]])
+    before = model(input_ids=ids).logits
+    adapted, plain = made(tmp_path, model), made(tmp_path)
+    for one, other in zip(adapted.train_dataset, plain.train_dataset, strict=True):
+        for name in other.targets:
+            torch.testing.assert_close(one.targets[name], other.targets[name], rtol=0, atol=1e-6)
+    assert torch.equal(model(input_ids=ids).logits, before)
+    assert not torch.allclose(before, tiny_model("llama")(input_ids=ids).logits)
+
+
+def test_a_shortcut_that_cannot_be_told_gives_no_rate():
+    def rows(*shortcuts):
+        columns = [[1.0, 1.0, right, shortcut, 1.0, 0.0, 0.5] for right, shortcut in shortcuts]
+        return watched_means(EvalPrediction(predictions=torch.tensor(columns).numpy(), label_ids=None))
+
+    nan = float("nan")
+    assert "shortcut_rate" not in rows((1.0, 0.0), (0.0, nan))
+    assert "shortcut_rate" not in rows((1.0, 0.0))
+    assert rows((0.0, 1.0), (0.0, 0.0), (0.0, nan), (1.0, 0.0))["shortcut_rate"] == 0.5
+
+
+def test_ways_of_training_that_would_do_less_than_asked_are_refused(tmp_path):
+    with pytest.raises(ModelError, match="bf16 instead of fp16"):
+        made(tmp_path, objective="ce + weight-anchor", args=arguments(tmp_path, fp16=True))
+    with pytest.raises(ModelError, match="model_init="):
+        ObjectiveTrainer(
+            args=arguments(tmp_path),
+            model_init=lambda: tiny_model("llama"),
+            train_dataset=some_examples(),
+            processing_class=tiny_tokenizer("bos"),
+            objective="ce + barrier",
+        )
 
 
 def test_a_loss_that_is_no_number_names_the_batch(tmp_path):

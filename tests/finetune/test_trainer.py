@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.facts import Fact, FactSet
 from attnbalance.finetune import loop
-from attnbalance.finetune.examples import answer_losses, collate, make_examples
+from attnbalance.finetune.examples import IGNORED, collate, make_examples
 from attnbalance.finetune.pretrain import Recipe, pretrain
 from attnbalance.finetune.runs import load_run
 from attnbalance.finetune.splits import split_facts
@@ -143,8 +143,9 @@ def test_validation_loss_is_the_mean_over_answer_tokens(llama, tmp_path, lora_ra
         batch = collate(examples)
         with torch.no_grad():
             logits = kind.from_pretrained(folder)(**{k: v for k, v in batch.items() if k != "labels"}).logits
-        summed, count = answer_losses(logits, batch["labels"]).sum(0)
-        assert run.validation_loss[step] == pytest.approx(float(summed / count), rel=1e-5)
+        labels = batch["labels"][:, 1:]
+        mean = torch.nn.functional.cross_entropy(logits[:, :-1].mT, labels, ignore_index=IGNORED)
+        assert run.validation_loss[step] == pytest.approx(float(mean), rel=1e-5)
 
 
 ANCHORED = {"objective": "recommended", "weight_decay": 0.1, "curriculum": "popular-first"}
