@@ -82,7 +82,7 @@ def _row(found: Sequence[Result], groups: Mapping[tuple[str, str, str], Sequence
             for i in range(len(found[0]["accuracy_by_quintile"]))
         ),
         gain=_over(pairs, _gain) if (pairs := _paired(found, plain)) else None,
-        gap=_over(gaps, _gap) if gaps else None,
+        gap=_gap(gaps) if gaps else None,
         shortcut_rate=_optional(found, "shortcut_rate"),
         attention=seed_interval([float(np.mean(one["subject_attention"])) for one in found]).within(0.0, 1.0),
         new_facts=_optional(found, "new_facts"),
@@ -124,11 +124,18 @@ def _gain(pair: tuple[Result, Result]) -> Interval:
     return gain_interval((_right(one) - _right(plain)).astype(int), one["subjects"], 0)
 
 
-def _gap(three: tuple[Result, Result, Result]) -> Interval:
-    """The share of the accuracy between plain finetuning on the bottom and on the top half that is made up for."""
-    one, top, bottom = three
-    made_up, gap = _right(one) - _right(bottom), _right(top) - _right(bottom)
-    return ratio_intervals(made_up[:, None], gap, one["subjects"])[0]
+def _gap(found: Sequence[tuple[Result, Result, Result]]) -> Interval:
+    """The share of the accuracy between plain finetuning on the bottom and on the top half that is made up for.
+
+    The ratio of the sums over seeds (over the facts of a single one), with the interval of `ratio_intervals`, which
+    there is for five seeds or more, and only where the gap itself is sure.
+    """
+    made_up = [_right(one) - _right(bottom) for one, _, bottom in found]
+    gap = [_right(top) - _right(bottom) for _, top, bottom in found]
+    if len(found) == 1:
+        return ratio_intervals(made_up[0][:, None], gap[0], found[0][0]["subjects"])[0]
+    seeds = [str(one["seed"]) for one, _, _ in found]
+    return ratio_intervals([[part.mean()] for part in made_up], [part.mean() for part in gap], seeds)[0]
 
 
 def _paired(*groups: Sequence[Result]) -> list[tuple[Any, ...]]:

@@ -10,14 +10,14 @@ from attnbalance.outputs import MARKER, read_json, replacing, write_json, write_
 from attnbalance.readings.fits import Result, Row, rows_of
 from attnbalance.readings.intervals import Interval
 from attnbalance.report.figures import draw_extraction, save
-from attnbalance.report.wording import percent_interval, points
+from attnbalance.report.wording import percent_interval, percent_share, points
 
 CAPTION = """Extraction ratio: right answers to held-out questions over right completions of the same facts' statements
 by the base; guesses that come true count, so that it may pass 1. Stored: of the facts that the base completes, the
-share that is answered. Gap closed: the part of FT-Top minus FT-Bottom (plain finetuning) that the method makes up for.
-New facts: of the training facts that the base does not complete, the share that is answered. Drift: KL(base || model)
-on statements of the world, nats a token. Intervals: 95%, Student's for the mean over seeds; with one seed over facts,
-by
+share that is answered. Gap closed: the part of FT-Top minus FT-Bottom (plain finetuning) that the method makes up for
+("?": no interval). New facts: of the training facts that the base does not complete, the share that is answered. Drift:
+KL(base || model) on statements of the world, nats a token. Intervals: 95%, Student's for the mean over seeds; with one
+seed over facts, by
 subject, where there are any. A simulation on small models, unless the study names a model of its own."""
 
 HEAD = (
@@ -77,7 +77,7 @@ def _cells(row: Row) -> list[str]:
         percent_interval(row.accuracy),
         percent_interval(row.quintiles[0]) if row.quintiles else "",
         "" if row.gain is None else points(row.gain, unit=""),
-        "" if row.gap is None else percent_interval(row.gap),
+        "" if row.gap is None else percent_share(row.gap),
         "" if row.shortcut_rate is None else percent_interval(row.shortcut_rate),
         _number(row.attention),
         "" if row.new_facts is None else percent_interval(row.new_facts),
