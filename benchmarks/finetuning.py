@@ -131,7 +131,7 @@ def main() -> None:
                 step()
                 if round_ >= 2:  # the first two warm up
                     seconds[kind].append(time.perf_counter() - start)
-        memory = {kind: statistics.median(peak(kind, length) for _ in range(3)) for kind in ("none", *KINDS)}
+        memory = {kind: peak(kind, length) for kind in ("none", *KINDS)}
         used = {kind: memory[kind] - memory["none"] for kind in KINDS}
         for kind, values in seconds.items():
             ratios = [a / b for a, b in zip(values, seconds["plain"], strict=True)]

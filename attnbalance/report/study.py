@@ -17,8 +17,7 @@ by the base; guesses that come true count, so that it may pass 1. Stored: of the
 share that is answered. Gap closed: the part of FT-Top minus FT-Bottom (plain finetuning) that the method makes up for
 ("?": no interval). New facts: of the training facts that the base does not complete, the share that is answered. Drift:
 KL(base || model) on statements of the world, nats a token. Intervals: 95%, Student's for the mean over seeds; with one
-seed over facts, by
-subject, where there are any. A simulation on small models, unless the study names a model of its own."""
+seed over facts, by subject, where there are any. A simulation on small models, unless the study names a model."""
 
 HEAD = (
     "method",
