@@ -81,7 +81,8 @@ Template = Annotated[
     str,
     typer.Option(
         metavar="plain|qa|TEXT",
-        help="plain: the question as it is; qa: 'Question: ... Answer:'; or a text with {question} or {subject}.",
+        help="plain: the question as it is; qa: 'Question: ... Answer:'; or a text with {question} or {subject}, and "
+        "with {relation} where wanted.",
     ),
 ]
 

@@ -96,8 +96,8 @@ def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
 def open_work(out: Path, kind: str, config: Mapping[str, object]) -> Path:
     """The hidden folder beside `out` in which unfinished work stands, so that a killed run can go on.
 
-    Raises `OutputError` for work that was begun with another config, where nothing can be written, and for a folder
-    that cannot be put in place in one move at the end: the current one, or a mount point.
+    Raises `OutputError` where something was done with another config already, where nothing can be written, and for a
+    folder that cannot be put in place in one move at the end: the current one, or a mount point.
     """
     work = _work(out)
     if out == Path.cwd() or out.is_mount():
@@ -105,14 +105,14 @@ def open_work(out: Path, kind: str, config: Mapping[str, object]) -> Path:
         raise OutputError(f"output {out} is {what}; name a folder in it")
     begun = {"kind": f"unfinished {kind}", "config": _as_json(config)}
     found = read_json(work / MARKER)
-    if found and found != begun:
+    if found and found != begun and any(path.name != MARKER for path in work.iterdir()):
         other = _differing(found.get("config", {}), begun["config"]) or f"it is an {found.get('kind')}"
         raise OutputError(
             f"{work} holds unfinished work with other settings: {other}. Go on with those, remove that folder, or "
             "name another --out"
         )
     try:
-        if not found:
+        if found != begun:
             remove(work)
             work.mkdir(parents=True)
             write_json(work / MARKER, begun)

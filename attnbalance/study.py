@@ -129,9 +129,12 @@ def parse_study(path: str | Path) -> Study:
             raise DataError(f"method {name} has an empty list of values")
         for variant in variants(method):
             _check_numbers(name, variant)
-            parse_objective(variant.get("objective", "ce"))
-            parse_parts(variant.get("train") or "all")
-            check_curriculum(variant.get("curriculum", "shuffled"))
+            try:
+                parse_objective(variant.get("objective", "ce"))
+                parse_parts(variant.get("train") or "all")
+                check_curriculum(variant.get("curriculum", "shuffled"))
+            except DataError as error:
+                raise DataError(f"method {name}: {error}") from error
     seeds, splits = whole.get("seeds", [0]), whole.get("splits", ["top", "bottom"])
     for what, values, kind in (("seeds", seeds, int), ("splits", splits, str)):
         right = isinstance(values, list) and values and all(isinstance(one, kind) for one in values)
@@ -167,6 +170,8 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
     there writes `table.md`, `study.json` and `study.png`; the results are the same for any number of workers. Where
     `worker` is None, Slurm's array index counts. Raises `AttnBalanceError` for a study that cannot be run.
     """
+    from tqdm import tqdm
+
     from attnbalance.report.study import write_tables
 
     plan, out = parse_study(path), as_folder(out)
@@ -184,11 +189,17 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
         left = [fit for fit in fits if not _done(fit, plan, out)]
         if left:
             bench = Bench(plan.worlds[place[0]], place[1], out / "bases" / f"{place[0]}-{place[1]}", progress)
-            for fit in left:
-                _run(fit, plan.methods[fit.method], bench, out / fit.folder, progress)
+            for fit in tqdm(left, f"{place[0]}, seed {place[1]}", unit="fit", disable=not progress):
+                try:
+                    _run(fit, plan.methods[fit.method], bench, out / fit.folder, progress)
+                except DataError as error:
+                    raise DataError(f"{fit.folder}: {error}") from error
     missing = [fit for fit in plan.fits if not _done(fit, plan, out)]
     if missing:
-        return f"{len(plan.fits) - len(missing)} of {len(plan.fits)} fits are done; the others are other workers'"
+        return (
+            f"{len(plan.fits) - len(missing)} of {len(plan.fits)} fits are done; the others are other workers'. "
+            "Whoever finishes the last writes the table, as does this command, run again then"
+        )
     return write_tables([read_json(out / fit.folder / RESULT) for fit in plan.fits], out)
 
 

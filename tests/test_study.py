@@ -165,7 +165,18 @@ def test_ratios_gains_and_gaps_by_hand() -> None:
     gains = [2 / 8, 4 / 8]
     low, high = stats.t.interval(0.95, 1, np.mean(gains), stats.sem(gains))
     assert row.gain is not None
+    assert low < -1 < 1 < high  # impossible: two seeds say little
+    assert (row.gain.low, row.gain.high) == (-1.0, 1.0)
+    assert row.gain.mean == pytest.approx(np.mean(gains))
+    three = rows_of(
+        [*results, fit("plain", "bottom", 2, [0] * 8, stated), fit("new", "bottom", 2, [1, 1, 1] + [0] * 5, stated)]
+    )
+    gains.append(3 / 8)
+    low, high = stats.t.interval(0.95, 2, np.mean(gains), stats.sem(gains))
+    (row,) = [row for row in three if row.method == "new"]
+    assert row.gain is not None
     assert (row.gain.low, row.gain.high) == pytest.approx((low, high))
+    (row,) = [row for row in rows_of(results) if row.method == "new"]
     assert row.gap is not None
     assert row.gap.mean == pytest.approx((2 + 4) / (3 + 3))
     assert row.stored.mean == pytest.approx((3 / 6 + 5 / 6) / 2)

@@ -86,6 +86,9 @@ def examples_of(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, *
     ]
 
 
+PROMPTLESS = f"no prompt: labels of the prompt's tokens must be {IGNORED}"
+
+
 def as_examples(
     rows: Sequence[Mapping[str, Sequence[int]]], facts: Sequence[Fact], tokenizer: PreTrainedTokenizerBase
 ) -> list[Example]:
@@ -96,6 +99,12 @@ def as_examples(
     number, and `BadRowsError` for rows without a prompt or a label, and for prompts that do not hold their subject
     once or do not tokenize to the row's own ids.
     """
+    if not all(isinstance(fact, Fact) for fact in facts) or not all(
+        {"input_ids", "labels"} <= set(row) for row in rows
+    ):
+        raise DataError(
+            "expected rows with input_ids and labels, and for each row its Fact(subject, relation, answers)"
+        )
     if len(rows) != len(facts):
         raise DataError(f"expected one fact for each row, got {len(rows)} rows and {len(facts)} facts")
     prompts, whole, bad = list[Prompt](), list[tuple[tuple[int, ...], tuple[int, ...]]](), list[tuple[int, str]]()
@@ -110,7 +119,7 @@ def as_examples(
             text = str(tokenizer.decode(list(ids[:start]), clean_up_tokenization_spaces=False))
         found = text.count(fact.subject)
         if not start or found != 1:
-            why = f"subject {fact.subject!r} occurs {found} times in {text!r}, not once" if start else "no prompt"
+            why = f"subject {fact.subject!r} occurs {found} times in {text!r}, not once" if start else PROMPTLESS
             bad.append((i, why))
         place = text.find(fact.subject)
         spans = {"subject": (max(place, 0), max(place, 0) + len(fact.subject))}

@@ -38,11 +38,14 @@ else:
 class ObjectiveMixin(_Base):
     """Trains on an objective (see `parse_objective`), given as an expression; put it before the trainer's class.
 
-    `train_dataset` (and `eval_dataset`) are sequences of `Example`, which are put together by `collate`. The model is
-    taken as the base where the objective needs one: with adapters these are switched off, else the numbers are those of
-    the model as it is passed, so pass it before any finetuning. They are computed once, here; no second copy is kept.
-    `guard` holds entries of weights that are not trained (see `train_only`); `gradient_rank` r replaces the gradient of
-    every matrix by its best approximation of rank r (Xu & Chen 2025, appendix H: 1).
+    `train_dataset` and `eval_dataset` are sequences of `Example` (see `make_examples`, `as_examples`), which are put
+    together by `collate`, whatever `data_collator` is. Which weights learn is up to the model: the objective
+    "recommended" is meant for those of attention alone (an adapter on them, or `train_only(model, choose(model,
+    "attention"))`, whose guard is then passed). The model is taken as the base where the objective needs one: with
+    adapters these are switched off, else the numbers are those of the model as it is passed, so pass it before any
+    finetuning. They are computed once, here; no second copy is kept. `guard` holds entries of weights that are not
+    trained (see `train_only`); `gradient_rank` r replaces the gradient of every matrix by its best approximation of
+    rank r (Xu & Chen 2025, appendix H: 1).
 
     Right under gradient accumulation and several processes (DDP, FSDP2): losses are divided by the tokens or examples
     of the whole accumulated batch. Evaluations log `WATCHED`, unless `compute_metrics` is passed. Raises `DataError`
@@ -106,7 +109,8 @@ class ObjectiveMixin(_Base):
             if lacking:
                 raise DataError(
                     f"objective {self.objective.text!r} needs the place of the {role} in every prompt, but {lacking} "
-                    f"examples do not tell it; use a template with {{{role}}}"
+                    f"examples do not tell it; ask with a template that "
+                    f"names {{{role}}}, such as 'What is the {{relation}} of {{subject}}?'"
                 )
         if {"rows", "base"} & self.objective.needs or (known and self._watches and self.eval_dataset is not None):
             tokenizer: Any = self.processing_class
@@ -123,7 +127,12 @@ class ObjectiveMixin(_Base):
 
     def _with_targets(self, data: Any) -> Any:
         """A data set with the base model's numbers, each example's computed once however often it comes."""
-        if not _examples(data) or self._hooked is None or "base" not in self.objective.needs:
+        if data is not None and not _examples(data):
+            raise DataError(
+                f"training is on examples, and the evaluation data holds {type(_first(data)).__name__}s; make examples "
+                "of them too, with make_examples or as_examples"
+            )
+        if data is None or self._hooked is None or "base" not in self.objective.needs:
             return data
         listed, size = _listed(data), self.args.per_device_eval_batch_size
         different = list({id(example): example for example in listed}.values())
@@ -191,8 +200,13 @@ class ObjectiveMixin(_Base):
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """The loader of the evaluation data; other examples than those of the start get the base's numbers first."""
-        known = eval_dataset is None or isinstance(eval_dataset, str)
+        known = eval_dataset is None or isinstance(eval_dataset, str) or not _examples(self.train_dataset)
         return super().get_eval_dataloader(eval_dataset if known else self._with_targets(eval_dataset))
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """The loader of the data of `predict`, with the base's numbers."""
+        known = not _examples(self.train_dataset)
+        return super().get_test_dataloader(test_dataset if known else self._with_targets(test_dataset))
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One forward and backward pass; then the gradient is given the form that was asked for."""

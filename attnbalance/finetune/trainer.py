@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbalance.errors import DataError, ModelError
+from attnbalance.errors import AttnBalanceError, DataError, ModelError
 from attnbalance.finetune.checkpoints import checkpoints, copy_for_users, drop_incomplete
 from attnbalance.finetune.curriculum import changes_on_the_way, check_curriculum, order
 from attnbalance.finetune.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, TRAJECTORY, Run, checkpoint_name, load_run
@@ -165,6 +165,10 @@ def _finetune(base: str, split: Split, out: Path, config: Mapping[str, Any], pro
             label=label,
             progress=progress,
         )
+    except AttnBalanceError:
+        if not checkpoints(work):
+            close_work(out)  # nothing to go on with
+        raise
     except KeyboardInterrupt as interrupt:
         done = checkpoints(work)
         newest = (

@@ -74,14 +74,14 @@ def _row(found: Sequence[Result], groups: Mapping[tuple[str, str, str], Sequence
         method=method,
         split=split,
         seeds=len(found),
-        extraction=_over(found, _extraction),
+        extraction=_over(found, _extraction, highest=float("inf")),
         stored=_over(found, _stored),
         accuracy=_over(found, _accuracy),
         quintiles=tuple(
-            seed_interval([one["accuracy_by_quintile"][i] for one in found])
+            seed_interval([one["accuracy_by_quintile"][i] for one in found]).within(0.0, 1.0)
             for i in range(len(found[0]["accuracy_by_quintile"]))
         ),
-        gain=_over(pairs, _gain) if (pairs := _paired(found, plain)) else None,
+        gain=_over(pairs, _gain, -1.0) if (pairs := _paired(found, plain)) else None,
         gap=_gap(gaps) if gaps else None,
         shortcut_rate=_optional(found, "shortcut_rate"),
         attention=seed_interval([float(np.mean(one["subject_attention"])) for one in found]).within(0.0, 1.0),
@@ -91,10 +91,12 @@ def _row(found: Sequence[Result], groups: Mapping[tuple[str, str, str], Sequence
     )
 
 
-def _over(found: Sequence[Any], number: Callable[[Any], Interval]) -> Interval:
-    """Over seeds; over the facts of the only seed. Shares and differences of shares stay where they can be."""
+def _over(
+    found: Sequence[Any], number: Callable[[Any], Interval], lowest: float = 0.0, highest: float = 1.0
+) -> Interval:
+    """Over seeds, without what lies outside the values that are possible; over the facts of the only seed."""
     each = [number(one) for one in found]
-    return each[0] if len(each) == 1 else seed_interval([one.mean for one in each])
+    return each[0] if len(each) == 1 else seed_interval([one.mean for one in each]).within(lowest, highest)
 
 
 def _optional(found: Sequence[Result], name: str) -> Interval | None:

@@ -72,7 +72,7 @@ def _cells(row: Row) -> list[str]:
         row.method,
         row.split,
         _number(row.extraction),
-        percent_interval(row.stored),
+        "?" if math.isnan(row.stored.mean) else percent_interval(row.stored),
         percent_interval(row.accuracy),
         percent_interval(row.quintiles[0]) if row.quintiles else "",
         "" if row.gain is None else points(row.gain, unit=""),
@@ -85,6 +85,8 @@ def _cells(row: Row) -> list[str]:
 
 
 def _number(found: Interval) -> str:
+    if math.isnan(found.mean):
+        return "? (the base completes none)"
     ends = "" if math.isnan(found.low) else f" [{found.low:.3f}, {found.high:.3f}]"
     return f"{found.mean:.3f}{ends}"
 

@@ -36,6 +36,11 @@ def test_work_begun_with_another_config_is_refused_and_kept(tmp_path):
     assert read_json(work / MARKER)["config"]["steps"] == CONFIG["steps"]
 
 
+def test_work_in_which_nothing_was_done_makes_way(tmp_path):
+    open_work(tmp_path / "out", "kind", CONFIG)
+    assert read_json(open_work(tmp_path / "out", "kind", {"steps": 6}) / MARKER)["config"] == {"steps": 6}
+
+
 def test_only_the_newest_checkpoint_keeps_the_state_of_the_optimizer(tmp_path):
     work = open_work(tmp_path / "out", "kind", CONFIG)
     _save(work, 20, True)

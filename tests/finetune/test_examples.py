@@ -106,6 +106,15 @@ def _losses(tiny, batch):
     return naive_losses(tiny(**batch).logits, labels)
 
 
+def test_rows_without_labels_and_facts_of_another_kind_are_refused():
+    row = {"input_ids": [1, 2, 3], "labels": [IGNORED, 2, 3]}
+    for rows, facts in (([{"input_ids": [1]}], FACTS[:1]), ([row], [{"subject": "Zürich"}])):
+        with pytest.raises(DataError, match="rows with input_ids and labels, and for each row its Fact"):
+            as_examples(rows, facts, TOKENIZER)
+    with pytest.raises(DataError, match="labels of the prompt's tokens must be -100"):
+        as_examples([{"input_ids": [1, 2], "labels": [1, 2]}], FACTS[:1], TOKENIZER)
+
+
 def test_the_query_is_the_prompts_last_token_and_the_first_label_the_answers_first():
     for fact, example in zip(FACTS, make_examples(FACTS, TOKENIZER), strict=True):
         prompt = TOKENIZER(f"Question: What is the {fact.relation} of {fact.subject}? Answer:")["input_ids"]

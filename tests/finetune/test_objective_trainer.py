@@ -217,6 +217,17 @@ def test_any_sequence_of_examples_is_trained_and_evaluated_on(tmp_path):
     assert alone.evaluate(examples[4:])["eval_objective"] == pytest.approx(found["eval_a_objective"], rel=1e-6)
 
 
+def test_evaluation_data_that_are_no_examples_are_refused(tmp_path):
+    rows = [{"input_ids": [1, 2], "labels": [1, 2]}]
+    with pytest.raises(DataError, match="evaluation data holds dicts"):
+        made(tmp_path, eval_dataset=rows)
+    trainer = made(tmp_path)
+    with pytest.raises(DataError, match="evaluation data holds dicts"):
+        trainer.evaluate(rows)
+    examples = make_examples(FACTS, tiny_tokenizer("bos"))
+    assert len(trainer.predict(examples).predictions) == len(examples)
+
+
 def test_metrics_of_ones_own_get_the_models_logits(tmp_path):
     seen, examples = [], make_examples(FACTS, tiny_tokenizer("bos"))
 
