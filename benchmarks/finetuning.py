@@ -4,7 +4,8 @@ Claims, for a backbone of 8 layers at 128 and 512 tokens: a step with a row obje
 step's time and 1.05 times its memory, and at 512 tokens the same objective on eager attention at least 1.5 times the
 time of ours. A step is one forward and backward pass of the trainers' own `compute_loss` on right-padded questions with
 their answers. Times are medians over interleaved rounds of one process; ratios are to the plain step. Memory is the
-largest resident size of a process of its own that takes a few steps, less that of one that only loads the model.
+largest resident size (Linux) of a process of its own that takes a few steps, less that of one that only loads the
+model.
 
     python benchmarks/finetuning.py [--rounds 15]
 """
@@ -13,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -107,7 +107,8 @@ def alone(kind: str, length: int) -> None:
         step = make_step(model, kind, batch)
         for _ in range(STEPS):
             step()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    with open("/proc/self/status") as status:  # getrusage would count what the parent held when it started this process
+        print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024)
 
 
 def main() -> None:
