@@ -153,7 +153,7 @@ def finetune(
         typer.Option(
             metavar="PARTS",
             help="Which weights: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or "
-            "heads: qk@4-7, q@3.1. By default all; attention for the objective recommended.",
+            "heads: qk@4-7, q@3.1. By default all; attention where the objective names recommended.",
         ),
     ] = None,
     objective: Annotated[

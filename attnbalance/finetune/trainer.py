@@ -91,7 +91,7 @@ def finetune(
         "weight_decay": weight_decay,
         "lora_rank": lora_rank,
         "lora_alpha": (2 * lora_rank if lora_alpha is None else lora_alpha) if lora_rank else None,
-        "train": train or ("attention" if objective == "recommended" else "all"),
+        "train": train or ("attention" if "recommended" in objective else "all"),
         "objective": objective,
         "curriculum": curriculum,
         "gradient_rank": gradient_rank,
