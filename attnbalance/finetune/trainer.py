@@ -58,7 +58,7 @@ def finetune(
 
     AdamW at a constant learning rate, gradients clipped at norm 1; loss on the tokens of the answer only, as
     `objective` says (see `parse_objective`); `train` says which weights learn (see `parse_parts`; by default all, and
-    attention's for the objective "recommended"), `curriculum` in what order facts come, by their popularity (see
+    attention's for a recommended objective), `curriculum` in what order facts come, by their popularity (see
     `curriculum.order`; those that change on the way are not stopped early), `gradient_rank` limits the rank of every
     gradient (see `low_rank`). Every `checkpoint_every` steps a checkpoint is kept and the objective measured on
     `split.validation`; training stops when `patience` measurements in a row bring nothing better (None: never), and
