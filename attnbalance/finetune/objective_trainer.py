@@ -43,9 +43,9 @@ class ObjectiveMixin(_Base):
     "recommended" is meant for those of attention alone (an adapter on them, or `train_only(model, choose(model,
     "attention"))`, whose guard is then passed). The model is taken as the base where the objective needs one: with
     adapters these are switched off, else the numbers are those of the model as it is passed, so pass it before any
-    finetuning. They are computed once, here; no second copy is kept. `guard` holds entries of weights that are not
-    trained (see `train_only`); `gradient_rank` r replaces the gradient of every matrix by its best approximation of
-    rank r (Xu & Chen 2025, appendix H: 1).
+    finetuning. They are computed once, here; no second copy is kept (of W_Q and W_K one, for `weight-anchor`). `guard`
+    holds entries of weights that are not trained (see `train_only`); `gradient_rank` r replaces the gradient of every
+    matrix by its best approximation of rank r (Xu & Chen 2025, appendix H: 1).
 
     Right under gradient accumulation and several processes (DDP, FSDP2): losses are divided by the tokens or examples
     of the whole accumulated batch. Evaluations log `WATCHED`, unless `compute_metrics` is passed. Raises `DataError`
