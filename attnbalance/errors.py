@@ -31,5 +31,9 @@ class ModelError(AttnBalanceError):
     """A model, tokenizer or adapter that cannot be loaded, or whose attention cannot be read."""
 
 
+class DivergenceError(AttnBalanceError):
+    """Training whose loss left all bounds."""
+
+
 class OutputError(AttnBalanceError):
     """A folder or file that cannot be written."""

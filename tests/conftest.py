@@ -28,6 +28,7 @@ TYPED = (
     "attnbalance.finetune.ranking",
     "attnbalance.finetune.targets",
     "attnbalance.finetune.trainer",
+    "attnbalance.theory",
 )
 """Modules with tensors in their signatures; attnbalance.models.rows is left out, since it is traced and compiled."""
 

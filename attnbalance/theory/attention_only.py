@@ -1,0 +1,165 @@
+"""The attention-only transformer of Ghosal et al. (2024), section 4 and appendix A.1, with closed-form gradients.
+
+Tokens are basis vectors, so that W_V phi(t) is column t of W_V and phi(k)^T W_KQ phi(q) is an entry of W_KQ. A prompt
+is (s, q): a subject and a relation or prompt token q, which is also the query. Everything is batched over runs, which
+may differ in seed, in facts and in learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from attnbalance.errors import DataError
+from attnbalance.theory.triples import Examples
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Minus the gradient of the weighted mean loss: the direction in which a step of descent goes."""
+
+    W_V: Float[Tensor, "run vocab token"]
+    W_KQ: Float[Tensor, "run token token"]
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """Relevance of the subject and of the prompt token to the answer, s_rel and p_rel (Definitions 4.3 and 4.4).
+
+    Definition 4.4 prints f(r, p_r), which its derivation in A.5 shows to be f(s, p_r), as it is here.
+    """
+
+    subject: Float[Tensor, "run example"]
+    prompt: Float[Tensor, "run example"]
+
+
+@dataclass(frozen=True)
+class AttentionOnly:
+    """f(s, q) = softmax(W_V X softmax(X^T W_KQ phi(q))) with X = [phi(s), phi(q)] (section 4).
+
+    `W_KQ` is indexed [key, query]. Only `step` changes a model, in place.
+    """
+
+    W_V: Float[Tensor, "run vocab token"]
+    W_KQ: Float[Tensor, "run token token"]
+
+    def attention(self, asked: Examples) -> Float[Tensor, "run example"]:
+        """Att_s, the attention on the subject, in [0, 1]; the prompt token has the rest."""
+        runs = _runs(self.W_KQ)
+        to_subject, to_query = (self.W_KQ[runs, key, asked.query] for key in (asked.subject, asked.query))
+        return torch.sigmoid(to_subject - to_query)
+
+    def logits(self, asked: Examples) -> Float[Tensor, "run example vocab"]:
+        """Att_s W_V phi(s) + Att_q W_V phi(q): what the softmax over all tokens is taken of."""
+        return self.mixed(asked, self.attention(asked))
+
+    def mixed(self, asked: Examples, share: Float[Tensor, "run example"]) -> Float[Tensor, "run example vocab"]:
+        """The logits at a given attention `share` on the subject, whatever W_KQ says."""
+        return share[..., None] * self.values(asked.subject) + (1 - share)[..., None] * self.values(asked.query)
+
+    def values(self, token: Int[Tensor, "run example"]) -> Float[Tensor, "run example vocab"]:
+        """W_V phi(t) for each token."""
+        return self.W_V.mT[_runs(self.W_V), token]
+
+    def loss(self, asked: Examples) -> Float[Tensor, " run"]:
+        """Weighted mean cross-entropy in nats."""
+        found = -self.logits(asked).log_softmax(-1).gather(-1, asked.answer[..., None])[..., 0]
+        return (found * asked.weight).sum(-1)
+
+    def correct(
+        self, asked: Examples, share: Float[Tensor, "run example"] | None = None
+    ) -> Bool[Tensor, "run example"]:
+        """Whether arg max decoding gives the answer, at the model's own attention or at `share` on the subject.
+
+        Ties go to the lowest token.
+        """
+        logits = self.logits(asked) if share is None else self.mixed(asked, share)
+        return logits.argmax(-1) == asked.answer
+
+    def salience(self, asked: Examples) -> Float[Tensor, "run example"]:
+        """S(s, r, a) = phi(a)^T W_V phi(s) in logits (Definition 4.1): what is stored, whatever is attended to."""
+        return self.W_V[_runs(self.W_V), asked.answer, asked.subject]
+
+    def relevance(self, asked: Examples) -> Relevance:
+        """(e_a - f(s, q))^T W_V phi(t) for t = s and t = q."""
+        residual = _residual(self.logits(asked), asked)
+        return Relevance(*((residual * self.values(token)).sum(-1) for token in (asked.subject, asked.query)))
+
+    def gradient(self, asked: Examples) -> Gradient:
+        """Minus the gradient of `loss`, as dense matrices.
+
+        -dL/dW_V = sum of (e_a - f)(Att_s phi(s) + Att_q phi(q))^T and -dL/dW_KQ = sum of Att_s Att_q (s_rel - p_rel)
+        (phi(s) - phi(q)) phi(q)^T, each example by its weight (A.4, A.5; A.5's condensed form leaves out Att_s Att_q).
+        """
+        share, relevance = self.attention(asked), self.relevance(asked)
+        residual = _residual(self.logits(asked), asked) * asked.weight[..., None]
+        runs, values, scores = _runs(self.W_V), torch.zeros_like(self.W_V.mT), torch.zeros_like(self.W_KQ)
+        values.index_put_((runs, asked.subject), residual * share[..., None], accumulate=True)
+        values.index_put_((runs, asked.query), residual * (1 - share)[..., None], accumulate=True)
+        push = asked.weight * share * (1 - share) * (relevance.subject - relevance.prompt)
+        scores.index_put_((runs, asked.subject, asked.query), push, accumulate=True)
+        scores.index_put_((runs, asked.query, asked.query), -push, accumulate=True)
+        return Gradient(values.mT, scores)
+
+    def step(
+        self, asked: Examples, rate_V: float | Float[Tensor, " run"], rate_KQ: float | Float[Tensor, " run"]
+    ) -> Float[Tensor, " run"]:
+        """One step of gradient descent in place, with a learning rate for each matrix; returns the loss before it.
+
+        Only the rows W_V phi(t) and the scores of the tokens that occur change, so only these are read and written.
+        Queries are few and shared: their rows take part as one small matrix. Equal to `gradient`'s dense step.
+        """
+        runs, tokens = _runs(self.W_V), self.W_V.mT
+        queries, place = asked.query.unique(return_inverse=True)
+        rows, shared, share = tokens[runs, asked.subject], tokens[:, queries], self.attention(asked)
+        mix = torch.zeros(*place.shape, len(queries), dtype=rows.dtype, device=rows.device)
+        mix.scatter_(-1, place[..., None], (1 - share)[..., None])
+        logits = (rows * share[..., None]).baddbmm_(mix, shared)
+        excess, answer = torch.softmax(logits, -1, out=logits), asked.answer[..., None]  # f - e_a, once it is complete
+        loss = -excess.gather(-1, answer)[..., 0].log()
+        excess.scatter_add_(-1, answer, -torch.ones_like(excess[..., :1]))
+        on_subject = torch.linalg.vecdot(excess, rows)
+        on_query = torch.bmm(excess, shared.mT).gather(-1, place[..., None])[..., 0]
+        push = asked.weight * share * (1 - share) * (on_query - on_subject) * _column(rate_KQ)
+        amount = asked.weight * _column(rate_V)
+        tokens[:, queries] -= torch.bmm((mix * amount[..., None]).mT, excess)
+        flat = rearrange(tokens, "run token vocab -> (run token) vocab")
+        index = (asked.subject + runs * tokens.shape[1]).flatten()
+        flat.index_add_(0, index, excess.mul_((share * amount)[..., None]).flatten(0, 1), alpha=-1)
+        self.W_KQ.index_put_((runs, asked.subject, asked.query), push, accumulate=True)
+        self.W_KQ.index_put_((runs, asked.query, asked.query), -push, accumulate=True)
+        return (loss * asked.weight).sum(-1)
+
+
+def attention_only(
+    tokens: int, seeds: Sequence[int], *, scale: float = 1e-3, dtype: torch.dtype = torch.float64
+) -> AttentionOnly:
+    """A model for each seed with `tokens` tokens and entries from N(0, scale^2) (appendix C.1: 0.001).
+
+    The memory of W_V holds each token's column in one piece. Raises `DataError` without tokens or seeds.
+    """
+    if tokens < 3 or not seeds or scale < 0:
+        raise DataError(f"a model needs 3 tokens, a seed and a scale of at least 0; got {tokens}, {seeds} and {scale}")
+    drawn = [
+        torch.randn(2, tokens, tokens, generator=torch.Generator().manual_seed(seed), dtype=dtype) for seed in seeds
+    ]
+    values, scores = (scale * torch.stack(some) for some in zip(*drawn, strict=True))
+    return AttentionOnly(values.mT, scores)
+
+
+def _runs(table: Tensor) -> Int[Tensor, "run 1"]:
+    return torch.arange(len(table), device=table.device)[:, None]
+
+
+def _column(rate: float | Tensor) -> float | Tensor:
+    return rate[:, None] if isinstance(rate, Tensor) else rate
+
+
+def _residual(logits: Tensor, asked: Examples) -> Float[Tensor, "run example vocab"]:
+    """e_a - f(s, q)."""
+    return (-logits.softmax(-1)).scatter_add(-1, asked.answer[..., None], torch.ones_like(logits[..., :1]))

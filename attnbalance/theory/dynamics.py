@@ -1,0 +1,62 @@
+"""The training loop that the three one-layer models share: gradient descent, what is recorded, divergence by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnbalance.errors import DivergenceError
+
+DIVERGED = 10.0
+"""How many times its first value a loss may reach before training counts as diverged."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What was observed along training: `values[name]` holds one entry a step of `steps` and run, and maybe more."""
+
+    steps: tuple[int, ...]
+    values: Mapping[str, Float[Tensor, "step run ..."]]
+
+    def last(self, name: str) -> Float[Tensor, run *rest]:
+        """What was observed last under a name."""
+        return self.values[name][-1]
+
+
+def descend(
+    step: Callable[[int], Float[Tensor, " run"]],
+    observe: Callable[[], Mapping[str, Float[Tensor, run *rest]]],
+    steps: int,
+    at: Sequence[int],
+) -> Trajectory:
+    """Take `steps` steps of training and observe the runs after those numbered in `at`; 0 is before the first.
+
+    `step(t)` takes step t (from 1) of all runs in place and returns each run's loss before it. Raises
+    `DivergenceError`, naming step and run, where a loss is no finite number or above `DIVERGED` times its first value.
+    """
+    wanted, seen = sorted({t for t in at if 0 <= t <= steps}), []
+    if wanted and wanted[0] == 0:
+        seen.append(observe())
+    first: Tensor | None = None
+    for t in range(1, steps + 1):
+        loss = step(t)
+        first = loss.clone() if first is None else first
+        _check(loss, first, t)
+        if len(seen) < len(wanted) and wanted[len(seen)] == t:
+            seen.append(observe())
+    names = seen[0] if seen else ()
+    return Trajectory(tuple(wanted), {name: torch.stack([one[name] for one in seen]) for name in names})
+
+
+def _check(loss: Float[Tensor, " run"], first: Float[Tensor, " run"], t: int) -> None:
+    bad = ~(loss.isfinite() & (loss <= DIVERGED * first.clamp(min=1e-3)))
+    if bool(bad.any()):
+        run = int(bad.nonzero()[0, 0])
+        raise DivergenceError(
+            f"training diverged at step {t} in run {run}: the loss went from {float(first[run]):.3g} to "
+            f"{float(loss[run]):.3g} nats; lower the learning rate"
+        )

@@ -1,0 +1,314 @@
+"""Each theorem of Ghosal et al. on random instances, at the edges of its assumptions, and failing without them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from attnbalance.errors import DataError
+from attnbalance.theory.attention_only import AttentionOnly, attention_only
+from attnbalance.theory.ghosal import (
+    hiding_attention,
+    memorising_model,
+    theorem_4_2,
+    theorem_4_5,
+    theorem_4_6,
+    theorem_a1,
+    theorem_a5,
+    theorem_a6,
+    theorem_a9,
+    theorem_a10,
+    theorem_a11,
+)
+from attnbalance.theory.triples import Examples, Triples, make_triples
+
+ON_200 = settings(max_examples=200, deadline=None, derandomize=True)
+seeds = st.integers(0, 10_000)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> Triples:
+    relations = draw(st.integers(1, 4))
+    answers = draw(st.integers(2 * relations, 14))
+    sizes = {"subjects": draw(st.integers(2, 12)), "relations": relations, "answers": answers}
+    return make_triples([draw(seeds)], **sizes, alpha=draw(st.floats(0.1, 3)))
+
+
+def sharing_answers(seed: int) -> Triples:
+    """A world where relations share their answers, as the statement of A.1 allows."""
+    world = make_triples([seed], subjects=8, relations=3, answers=4)
+    drawn = torch.randint(4, (1, 8, 3), generator=torch.Generator().manual_seed(seed))
+    return replace(world, answer=8 + 2 * 3 + drawn)
+
+
+@ON_200
+@given(worlds())
+def test_theorem_a1_one_layer_memorises_every_fact(world: Triples) -> None:
+    outcome = theorem_a1(world)
+    assert outcome.applies
+    assert outcome.holds
+    # A.2's Z: the answer gets 1/2 from each side, any other at most 1/2 in all
+    assert outcome.measured["least margin in logits"] in (0.5, 1.0)
+
+
+def test_theorem_a1_fails_where_relations_share_answers() -> None:
+    outcomes = [theorem_a1(sharing_answers(seed)) for seed in range(20)]
+    assert not any(one.applies for one in outcomes)
+    assert sum(not one.holds for one in outcomes) > 10
+
+
+def test_theorem_a1_as_printed_fails_where_one_answer_is_frequent() -> None:
+    # three subjects have answer x, the fourth y: the printed sum gives W_V[x, r] = 3, so that for the fourth x scores
+    # 3/2 against y's (1 + 1)/2
+    world = make_triples([0], subjects=4, relations=1, answers=2)
+    x, y = world.tokens - 2, world.tokens - 1
+    world = replace(world, answer=torch.tensor([[[x], [x], [x], [y]]]))
+    facts, values = world.examples(), torch.zeros(world.tokens, world.tokens, dtype=torch.float64)
+    for s, r, a in zip(facts.subject[0], facts.query[0], facts.answer[0], strict=True):
+        values[a, s] += 1
+        values[a, r] += 1
+    printed = AttentionOnly(values[None], torch.zeros_like(values)[None])
+    assert printed.correct(facts).tolist() == [[True, True, True, False]]
+    assert theorem_a1(world).holds
+
+
+@st.composite
+def memorised(draw: st.DrawFn) -> tuple[AttentionOnly, Examples]:
+    """Random values of at least 0 on top of a memorising construction, with popular and rare answers."""
+    world = draw(worlds())
+    generator = torch.Generator().manual_seed(draw(seeds))
+    strength = 1 + 4 * torch.rand(world.tokens, generator=generator, dtype=torch.float64)
+    noise = torch.rand(1, world.tokens, world.tokens, generator=generator, dtype=torch.float64)
+    W_V = memorising_model(world).W_V * strength + 0.4 * noise
+    return AttentionOnly(W_V, torch.zeros_like(W_V)), world.examples()
+
+
+@ON_200
+@given(memorised())
+def test_theorem_a5_attention_hides_facts_that_are_stored(instance: tuple[AttentionOnly, Examples]) -> None:
+    model, asked = instance
+    outcome = theorem_a5(model, asked)
+    assume(outcome.applies)
+    assert outcome.holds
+    assert outcome.measured["hidden"] > 0
+    assert outcome.measured["least room below the exact threshold"] > -1e-9
+
+
+@ON_200
+@given(memorised())
+def test_theorem_4_2_the_exact_threshold_is_where_the_answer_turns(instance: tuple[AttentionOnly, Examples]) -> None:
+    assert theorem_4_2 is theorem_a5
+    model, asked = instance
+    threshold = hiding_attention(model, asked)
+    hideable = threshold > 1e-6
+    below, above = (model.correct(asked, threshold.nan_to_num() * scale) for scale in (1 - 1e-6, 1 + 1e-6))
+    assert not bool((below & hideable).any())
+    assert bool(above[hideable].all())
+
+
+def test_theorem_4_2_as_printed_is_too_weak() -> None:
+    # S = 4, d = 2: printed threshold d / S = 1/2, right one d / (S + d) = 1/3; at 0.4 the fact is still right
+    W_V = torch.zeros(1, 4, 4, dtype=torch.float64)
+    W_V[0, 2, 0], W_V[0, 3, 1] = 4.0, 2.0
+    model, asked = AttentionOnly(W_V, torch.zeros_like(W_V)), example(0, 1, 2)
+    assert hiding_attention(model, asked).item() == pytest.approx(1 / 3)
+    assert bool(model.correct(asked, torch.tensor([[0.4]], dtype=torch.float64)))
+    assert not bool(model.correct(asked, torch.tensor([[0.33]], dtype=torch.float64)))
+    assert theorem_a5(model, asked).measured["largest d / (S + d)"] == pytest.approx(1 / 3)
+
+
+def test_theorem_a5_fails_without_each_of_its_assumptions() -> None:
+    zeros, asked = torch.zeros(1, 4, 4, dtype=torch.float64), example(0, 1, 2)
+
+    def values(**entries: float) -> AttentionOnly:
+        W_V = zeros.clone()
+        W_V[0, 2, 0], W_V[0, 2, 1], W_V[0, 3, 0], W_V[0, 3, 1] = (entries.get(k, 0.0) for k in ("as", "aq", "bs", "bq"))
+        return AttentionOnly(W_V, zeros.clone())
+
+    uniform = theorem_a5(values(**{"as": 4.0}), asked)  # the query favours no answer: nothing can be hidden
+    assert not uniform.assumptions["A.2: the values of each query are not all alike"]
+    assert not uniform.holds
+    favourite = theorem_a5(values(**{"as": 4.0, "aq": 2.0}), asked)  # the only fact has the favourite
+    assert not favourite.assumptions["A.3: some fact's answer is not its query's favourite"]
+    assert not favourite.holds
+    # a negative entry at the subject pulls the query's favourite down: at d / (S + d) = 1/3 the fact is still right
+    negative = theorem_a5(values(**{"as": 4.0, "bq": 2.0, "bs": -6.0}), asked)
+    assert not negative.assumptions["entries of W_V are at least 0"]
+    assert not negative.holds
+    # A.4 (S >= max_a' V[a', r] - V[a, r]: 3 >= 2) without 100%: another token is stored more strongly at the subject
+    forgotten = theorem_a5(values(**{"as": 3.0, "bq": 2.0, "bs": 4.0}), asked)
+    assert not forgotten.assumptions["with W_KQ = 0 all facts are right"]
+    assert not bool(values(**{"as": 3.0, "bq": 2.0, "bs": 4.0}).correct(asked))
+    assert math.isnan(float(hiding_attention(values(**{"as": 3.0, "bq": 2.0, "bs": 4.0}), asked)))
+
+
+def example(subject: int, query: int, answer: int) -> Examples:
+    return Examples(*(torch.tensor([[token]]) for token in (subject, query, answer)), torch.ones(1, 1).double())
+
+
+@ON_200
+@given(seeds, st.floats(0.05, 3.0), st.floats(1e-3, 10.0))
+def test_theorem_a11_a_step_on_one_fact_moves_attention_on_all_subjects(seed: int, scale: float, rate: float) -> None:
+    model = attention_only(10, [seed], scale=scale)
+    outcome = theorem_a11(model, example(0, 8, 9), rate=rate)
+    assert outcome.applies
+    assert outcome.holds
+
+
+def test_theorem_4_5_holds_for_both_signs() -> None:
+    assert theorem_4_5 is theorem_a11
+    found = [theorem_a11(attention_only(10, [seed], scale=1.0), example(0, 8, 9)) for seed in range(50)]
+    raised = [one for one in found if one.measured["s_rel - p_rel"] > 0]
+    assert 5 < len(raised) < 45
+    assert all(one.measured["least change"] > 0 for one in raised)
+    assert all(one.measured["largest change"] < 0 for one in found if one not in raised)
+
+
+def test_theorem_a11_the_step_is_autograd_s_for_the_scores_alone() -> None:
+    model, fact = attention_only(10, [3], scale=1.0), example(0, 8, 9)
+    W_KQ = model.W_KQ.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(AttentionOnly(model.W_V, W_KQ).loss(fact).sum(), W_KQ)
+    after = AttentionOnly(model.W_V, model.W_KQ - slope)
+    others = torch.arange(1, 8)[None]
+    asked = Examples(others, torch.full_like(others, 8), others, torch.ones(1, 7).double())
+    change = after.attention(asked) - model.attention(asked)
+    outcome = theorem_a11(model, fact)
+    # token 9, an answer, may stand as a subject too: it is among the tokens that the theorem asks about
+    assert outcome.measured["least change"] <= float(change.min()) + 1e-12
+    assert outcome.measured["largest change"] >= float(change.max()) - 1e-12
+    relevance, share = model.relevance(fact), model.attention(fact)
+    expected = float(share * (1 - share) * (relevance.subject - relevance.prompt))  # with the factor A.5 leaves out
+    assert float((-slope)[0, 0, 8]) == pytest.approx(expected, abs=1e-12)
+    assert float((-slope)[0, 8, 8]) == pytest.approx(-expected, abs=1e-12)
+
+
+def test_theorem_a11_fails_with_another_prompt_token_and_for_steps_uphill() -> None:
+    model = attention_only(10, [0], scale=1.0)
+    other = theorem_a11(model, example(0, 8, 9), prompt=7)
+    assert not other.assumptions["the others are asked with the fact's own prompt token"]
+    assert not other.holds
+    assert other.measured["largest change"] == other.measured["least change"] == 0
+    uphill = theorem_a11(model, example(0, 8, 9), rate=-1.0)
+    assert not uphill.applies
+    assert not uphill.holds
+    still = theorem_a11(AttentionOnly(torch.zeros_like(model.W_V), model.W_KQ), example(0, 8, 9))
+    assert not still.assumptions["s_rel and p_rel differ"]
+    assert not still.holds
+    with pytest.raises(DataError, match="a step on one fact of one run"):
+        theorem_a11(model, example(0, 8, 9).take(torch.tensor([[0, 0]])))
+
+
+@ON_200
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=30))
+def test_theorem_a6_softmax_of_bounded_entries_is_bounded(entries: list[float]) -> None:
+    x = torch.tensor(entries, dtype=torch.float64)
+    outcome = theorem_a6(x, max(1e-9, float(x.abs().max()) * (1 + 1e-12)))
+    assert outcome.applies
+    assert outcome.holds
+
+
+def test_theorem_a6_fails_for_entries_beyond_the_bound_and_with_e_to_the_c() -> None:
+    outcome = theorem_a6(torch.tensor([3.0, -3.0, -3.0]).double(), 0.5)
+    assert not outcome.applies
+    assert not outcome.holds
+    x = torch.tensor([2.0, -2.0, -2.0, -2.0]).double()
+    assert theorem_a6(x, 2.0).holds
+    assert float(x.softmax(0).max()) < math.exp(2 * 2) / 3
+    assert float(x.softmax(0).min()) < math.exp(-2) / 4  # e^-C for e^-2C would not do
+    with pytest.raises(DataError, match="at least 2 entries"):
+        theorem_a6(torch.ones(1).double(), 1.0)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[Triples, Examples, float]:
+    world = make_triples(
+        [draw(seeds)],
+        subjects=draw(st.integers(2, 8)),
+        relations=draw(st.integers(1, 3)),
+        answers=draw(st.integers(3, 60)),
+    )
+    generator = torch.Generator().manual_seed(draw(seeds))
+    return world, world.drawn(draw(st.integers(5, 40)), [generator]), draw(st.floats(1e-3, 0.5))
+
+
+@ON_200
+@given(streams(), st.booleans())
+def test_theorem_a9_a_token_s_values_grow_with_its_answers(instance: tuple, of_relation: bool) -> None:
+    world, stream, rate = instance
+    token = int((stream.query if of_relation else stream.subject)[0, 0])
+    outcome = theorem_a9(stream, token, world.tokens, rate)
+    assert outcome.applies
+    assert outcome.holds
+
+
+def test_theorem_a9_fails_without_each_of_its_assumptions() -> None:
+    world = make_triples([0], subjects=3, relations=2, answers=6)
+    stream, rate = world.drawn(60, [torch.Generator().manual_seed(0)]), 2.0
+    token = int(stream.subject[0].mode().values)
+    assert theorem_a9(stream, token, world.tokens, rate).holds
+    bounded = theorem_a9(stream, token, world.tokens, rate, C_KQ=0.0)
+    assert not bounded.assumptions["A.7: no entry of W_KQ exceeds C_KQ / 2"]
+    values = theorem_a9(stream, token, world.tokens, rate, C_V=0.0)
+    assert not values.assumptions["A.8: no entry of W_V exceeds C_V / 2"]
+    both = theorem_a9(stream, token, world.tokens, rate, C_KQ=0.0, C_V=0.0)
+    assert not both.holds
+    below = torch.full((1, world.tokens, world.tokens), -1.0, dtype=torch.float64)
+    start = AttentionOnly(below, torch.zeros_like(below))
+    elsewhere = theorem_a9(stream, token, world.tokens, 1e-3, C_V=2.2, start=start)
+    assert [name for name, met in elsewhere.assumptions.items() if not met] == ["training starts at 0"]
+    assert not elsewhere.holds
+
+
+def test_theorem_a9_one_step_is_worked_by_hand() -> None:
+    # from zeros attention is 1/2 and f is even over 5 tokens: phi(a)^T W_V phi(s) = rate (1 - 1/5) / 2
+    outcome = theorem_a9(example(0, 1, 2), 0, 5, 0.1)
+    model_value = 0.1 * 0.8 / 2
+    C_V = 2 * model_value
+    bound = 0.1 * (0.5 - math.exp(C_V) / 4)
+    assert outcome.measured["C_V"] == pytest.approx(C_V)
+    assert outcome.measured["C_KQ"] == 0
+    assert outcome.measured["least slack"] == pytest.approx(model_value - bound)
+    with pytest.raises(DataError, match="learning rate must be above 0, got 0"):
+        theorem_a9(example(0, 1, 2), 0, 5, 0.0)
+
+
+@ON_200
+@given(streams())
+def test_theorem_a10_salience_grows_with_how_often_a_fact_is_seen(instance: tuple) -> None:
+    world, stream, rate = instance
+    outcome = theorem_a10(stream, int(stream.subject[0, 0]), int(stream.query[0, 0]), world.tokens, rate)
+    assume(outcome.applies)
+    assert outcome.holds
+
+
+def test_theorem_4_6_applies_to_rare_tokens_and_fails_for_a_subject_seen_too_often() -> None:
+    assert theorem_4_6 is theorem_a10
+    world = make_triples([1], subjects=4, relations=4, answers=60)
+    facts = world.examples()
+    for times in (1, 3, 9):
+        stream = facts.take(torch.tensor([[0] * times + list(range(16))]))
+        outcome = theorem_a10(stream, 0, int(facts.query[0, 0]), world.tokens, 0.2)
+        assert outcome.applies
+        assert outcome.holds
+        assert outcome.measured["n"] == times + 1
+    # the same subject with one other answer 60 times: its salience for the fact seen once is driven below 0
+    stream = facts.take(torch.tensor([[0] + [1] * 60]))
+    outcome = theorem_a10(stream, 0, int(facts.query[0, 0]), 8 + 4 + 60, 1.0)
+    assert not outcome.assumptions["the subject is seen seldom enough that c_1 > 0"]
+    assert not outcome.holds
+    with pytest.raises(DataError, match="no example of subject 3 with query 99"):
+        theorem_a10(stream, 3, 99, 72, 1.0)
+
+
+def test_theorem_4_6_is_a_lower_bound_alone() -> None:
+    """Measured, not claimed: among facts seen equally often the one whose subject is busier is stored less."""
+    facts = make_triples([2], subjects=4, relations=4, answers=60).examples()
+    alone = theorem_a10(facts.take(torch.tensor([[0] * 4])), 0, int(facts.query[0, 0]), 72, 0.5)
+    busy = theorem_a10(facts.take(torch.tensor([[0, 1, 2, 3] * 4])), 0, int(facts.query[0, 0]), 72, 0.5)
+    assert alone.measured["n"] == busy.measured["n"] == 4
+    assert busy.measured["salience"] < alone.measured["salience"]
