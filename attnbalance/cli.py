@@ -277,6 +277,32 @@ def study(
 
 
 @app.command()
+def reproduce(
+    names: Annotated[list[str], typer.Argument(metavar="NAME ...", help="all, or figures; a wrong name lists them.")],
+    out: Out,
+    scale: Annotated[
+        str, typer.Option(metavar="small|paper", help="small: minutes on two CPU cores; paper: for GPUs.")
+    ] = "small",
+    seeds: Annotated[int, typer.Option(min=2, help="Runs of each setting, that intervals are taken over.")] = 5,
+    facts: Annotated[
+        str, typer.Option(metavar="SOURCE", help="Where xu-chen-popqa has PopQA from: `popqa` (Hub), or `popqa:PATH`.")
+    ] = "popqa",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default one a GPU, or one a CPU core, at most four.")
+    ] = None,
+) -> None:
+    """Reproduce figures of the three papers, each claim judged from intervals over seeds: seen, not seen, or reversed.
+
+    Writes, for each figure, NAME.png and NAME.json (all numbers, and one sentence on what is seen), and report.html. Run
+    it again to go on; figures share what they have in common.
+    """
+    from attnbalance.reproduction import reproduce as run
+
+    options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "workers": workers}
+    print(f"{run(names, out, **options, command=_command(), progress=_progress())}\n\nResults: {out}")
+
+
+@app.command()
 def curve(
     models: Annotated[
         list[str],

@@ -42,15 +42,15 @@ def draw_curves(comparison: Comparison) -> Figure:
 
     A band says how sure one model's mean is; whether two models differ is what `draw_difference` shows.
     """
-    with _axes(1) as (figure, [ax]):
+    with axes_of(1) as (figure, [ax]):
         for i, (label, curve) in enumerate(comparison.curves().items()):
-            colour, marker = _look(i)
+            colour, marker = look(i)
             ax.fill_between(curve.layers, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
             ax.plot(curve.layers, curve.mean, color=colour, marker=_marker(marker, curve), markersize=5, label=label)
         reading = comparison.measured[0].attention
         _layer_axis(ax, [one.attention.layers for one in comparison.measured])
         ax.set(ylabel=f"{reading.name}\n({reading.unit}, mean over heads)", ylim=(0, None))
-        _legend(figure, ax.lines)
+        legend(figure, ax.lines)
     return figure
 
 
@@ -66,7 +66,7 @@ def draw_difference(comparison: Comparison) -> Figure:
     curve = comparison.attention_difference(a, b)
     x, mean, low, high = (np.asarray(part, dtype=float) for part in (curve.layers, curve.mean, curve.low, curve.high))
     sure = (low > 0) | (high < 0)
-    with _axes(1) as (figure, [ax]):
+    with axes_of(1) as (figure, [ax]):
         ax.axhline(0, color="#555555", linewidth=1)
         ax.vlines(x, low, high, color="#444444", linewidth=1.6)
         told = [
@@ -79,7 +79,7 @@ def draw_difference(comparison: Comparison) -> Figure:
         for text, y, side in ((f"↑ {above}", 0.99, "top"), (f"↓ {below}", 0.01, "bottom")):
             ax.text(0.01, y, text, transform=ax.transAxes, va=side, color="#555555", fontsize=9)
         _layer_axis(ax, [curve.layers])
-        _legend(figure, told)
+        legend(figure, told)
     return figure
 
 
@@ -92,7 +92,7 @@ def draw_accuracy(comparison: Comparison) -> Figure:
     if not known:
         raise DataError("accuracy cannot be drawn: recall was not measured for any model")
     seed, popular = comparison.seed, bool(known[0][2].quintiles())
-    with _axes(2 if popular else 1) as (figure, axes):
+    with axes_of(2 if popular else 1) as (figure, axes):
         for place, (i, label, recall) in enumerate(known):
             shift = 0.5 * ((place + 0.5) / len(known) - 0.5)
             found = [f for _, f in recall.by_quintile(seed)] if popular else [recall.accuracy(seed)]
@@ -107,7 +107,7 @@ def draw_accuracy(comparison: Comparison) -> Figure:
         for ax in axes:
             ax.set_ylim(-2, 102)
             ax.grid(axis="x", visible=False)
-        _legend(figure, axes[0].containers)
+        legend(figure, axes[0].containers)
     return figure
 
 
@@ -122,7 +122,7 @@ def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure
     top = float(np.abs(values).max()) or 1.0
     colours = _colours(COLOURS[0]) if b is None else _colours(COLOURS[1], "#ffffff", COLOURS[0])
     n_layers, n_heads = values.shape
-    with _axes(1, height=1.6 + min(5.5, max(1.2, 0.22 * n_layers))) as (figure, [ax]):
+    with axes_of(1, height=1.6 + min(5.5, max(1.2, 0.22 * n_layers))) as (figure, [ax]):
         image = ax.imshow(values, aspect="auto", origin="lower", interpolation="nearest", cmap=colours)
         image.set_clim(0.0 if b is None else -top, top)
         steps = [range(0, n, -(-n // 16)) for n in (n_heads, n_layers)]
@@ -146,7 +146,7 @@ def draw_layers(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
         axes = figure.subplots(rows, columns, squeeze=False)
         for ax, (name, curves) in zip(axes.flat, panels.items(), strict=False):
             for i, (label, curve) in enumerate(curves.items()):
-                colour, marker = _look(i)
+                colour, marker = look(i)
                 ax.fill_between(curve.layers, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
                 ax.plot(
                     curve.layers, curve.mean, color=colour, marker=_marker(marker, curve), markersize=4, label=label
@@ -158,7 +158,7 @@ def draw_layers(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
         for ax in axes.flat[len(panels) :]:
             ax.set_visible(False)
         labels = list(next(iter(panels.values())))
-        _legend(figure, axes.flat[0].lines[: len(labels)])
+        legend(figure, axes.flat[0].lines[: len(labels)])
     return figure
 
 
@@ -170,7 +170,7 @@ def draw_causes(explanation: Explanation) -> Figure:
         ("storage", "storage (W_V, W_O, MLPs)"),
         ("rest", "embeddings, norms"),
     )
-    with _axes(1) as (figure, [ax]):
+    with axes_of(1) as (figure, [ax]):
         ax.axhline(0, color="#555555", linewidth=1)
         for place, (cause, label) in enumerate(causes):
             found = [split.causes[cause] for _, split in groups]
@@ -178,13 +178,13 @@ def draw_causes(explanation: Explanation) -> Figure:
         ax.set_xticks(range(len(groups)), [name.replace(" ", "\n") for name, _ in groups])
         ax.set(ylabel="mean change of the lead (nats)", xlabel="questions; fifth 1 is the most popular")
         ax.grid(axis="x", visible=False)
-        _legend(figure, ax.containers[1::2])
+        legend(figure, ax.containers[1::2])
     return figure
 
 
 def draw_steering(explanation: Explanation) -> Figure:
     """Accuracy of both models as attention to the subject, or to as many other tokens, is multiplied."""
-    with _axes(2) as (figure, axes):
+    with axes_of(2) as (figure, axes):
         for ax, label in zip(axes, explanation.labels, strict=True):
             plain = explanation.recall(label).accuracy(explanation.comparison.seed)
             for kind, place, name in (("boost", 0, "attention to the subject"), ("control", 1, "to other tokens")):
@@ -199,7 +199,7 @@ def draw_steering(explanation: Explanation) -> Figure:
                 ax.set_xticks(x, [f"{alpha:g}" for alpha in alphas])
             ax.set(title=_short(label), xlabel="factor on attention", ylim=(0, None))
         axes[0].set_ylabel("share of questions answered right (%)")
-        _legend(figure, axes[0].containers)
+        legend(figure, axes[0].containers)
     return figure
 
 
@@ -209,12 +209,12 @@ def draw_extraction(panels: Mapping[str, Mapping[str, Mapping[str, Interval]]]) 
     `panels` holds intervals by world, method and split.
     """
     longest = max(map(len, panels.values()))
-    with _axes(len(panels), height=1.4 + 0.34 * longest) as (figure, axes):
+    with axes_of(len(panels), height=1.4 + 0.34 * longest) as (figure, axes):
         for ax, (world, methods) in zip(axes, panels.items(), strict=True):
             splits = list(dict.fromkeys(split for found in methods.values() for split in found))
             for place, split in enumerate(splits):
                 rows = [(y, found[split]) for y, found in enumerate(methods.values()) if split in found]
-                colour, marker = _look(place)
+                colour, marker = look(place)
                 y = [at + 0.24 * (place - (len(splits) - 1) / 2) for at, _ in rows]
                 mean, low, high = (np.array([getattr(one, end) for _, one in rows]) for end in ("mean", "low", "high"))
                 bars = np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
@@ -223,7 +223,7 @@ def draw_extraction(panels: Mapping[str, Mapping[str, Mapping[str, Interval]]]) 
             ax.set(title=world, xlabel="extraction ratio", ylim=(len(methods) - 0.5, -0.5))
             ax.set_yticks(range(len(methods)), [_short(name) for name in methods])
             ax.grid(axis="y", visible=False)
-        _legend(figure, axes[0].containers)
+        legend(figure, axes[0].containers)
     return figure
 
 
@@ -238,17 +238,20 @@ def save(figure: Figure, target: Any, **options: Any) -> None:
 
 
 @contextmanager
-def _axes(count: int, height: float = 3.6) -> Iterator[tuple[Figure, Sequence[Axes]]]:
-    """A figure with axes side by side, drawn in this package's style."""
+def axes_of(
+    count: int, height: float = 3.6, *, rows: int = 1, share: bool = True
+) -> Iterator[tuple[Figure, Sequence[Axes]]]:
+    """A figure with axes side by side (that `share` their y axis), drawn in this package's style, maybe in `rows`."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(STYLE):
         figure = Figure(figsize=(8, height), layout="constrained")
-        yield figure, list(figure.subplots(1, count, squeeze=False, sharey=count > 1)[0])
+        yield figure, list(figure.subplots(rows, count, squeeze=False, sharey=share and count > 1).flat)
 
 
-def _look(place: int) -> tuple[str, str]:
+def look(place: int) -> tuple[str, str]:
+    """The colour and marker of the label at a place, the same in all figures."""
     return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
 
 
@@ -269,7 +272,7 @@ def _points(ax: Axes, x: np.ndarray, found: Sequence[Interval], place: int, labe
     """Accuracies in percent with their intervals; a point without an interval has no bar."""
     mean, low, high = (100 * np.array([getattr(f, name) for f in found]) for name in ("mean", "low", "high"))
     bars = np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
-    colour, marker = _look(place)
+    colour, marker = look(place)
     ax.errorbar(
         x,
         mean,
@@ -308,7 +311,7 @@ def _short(label: str) -> str:
     return label if len(label) <= 32 else f"{label[:14]}…{label[-17:]}"
 
 
-def _legend(figure: Figure, handles: Sequence[Any]) -> None:
+def legend(figure: Figure, handles: Sequence[Any]) -> None:
     """One legend above the axes, as wide as its labels allow; by handles, since labels in "_" are skipped otherwise."""
     labels = [_short(str(handle.get_label())) for handle in handles]
     columns = max(1, min(len(labels), 90 // (6 + max(map(len, labels)))))

@@ -80,8 +80,8 @@ class Figure:
     """A figure or table of a paper.
 
     `cells(scale, seeds, facts)` lists the work for a scale ("small" or "paper"), seeds and, where the figure is about
-    real facts, their source; `run(settings)` does one cell's and may be called in another process; `panels` and `claims`
-    say what all results come to.
+    real facts, their source; `run(settings)` does one cell's and may be called in another process; `panels` and
+    `claims` say what all results come to.
     """
 
     name: str
@@ -97,3 +97,9 @@ def by_seed(results: Sequence[Result], value: Callable[[Result], float], **setti
     """One number a seed, in the order of seeds, of the results that have these settings."""
     chosen = [one for one in results if all(one.settings[name] == wanted for name, wanted in settings.items())]
     return tuple(value(one) for one in sorted(chosen, key=lambda one: one.settings["seed"]))
+
+
+def over_seeds(table: Sequence[Sequence[float]], *, shares: bool = True) -> tuple[Interval, ...]:
+    """An interval over seeds for each column of a table [seed, column]; within 0 and 1 where these are shares."""
+    found = tuple(seed_interval(column) for column in zip(*table, strict=True))
+    return tuple(one.within(0.0, 1.0) for one in found) if shares else found

@@ -1,0 +1,178 @@
+"""The page about reproduced figures: what each paper claims, what is seen here, and what is not, as plainly."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnbalance.outputs import provenance, replacing, write_json, write_text
+from attnbalance.readings.intervals import Interval
+from attnbalance.report.figures import axes_of, legend, look, save
+from attnbalance.report.html import render, svg
+from attnbalance.report.wording import listed
+from attnbalance.reproduce.figure import NOT_SEEN, REVERSED, SEEN, Claim, Figure, Panel, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+COLUMNS = 3
+
+
+@dataclass(frozen=True)
+class Done:
+    """A figure's panels and claims, computed from all results."""
+
+    panels: Sequence[Panel]
+    claims: Sequence[Claim]
+
+
+def write_figure(figure: Figure, results: Sequence[Result], out: Path, scale: str) -> Done:
+    """Compute a figure from its results and write NAME.json (every number drawn or judged) and NAME.png."""
+    done = Done(figure.panels(results), figure.claims(results))
+    about = {"name": figure.name, "source": figure.source, "about": figure.about, "scale": scale}
+    found = {
+        "sentence": sentence(done.claims),
+        "claims": [claim_as_dict(claim) for claim in done.claims],
+        "panels": [panel_as_dict(panel) for panel in done.panels],
+    }
+    write_json(out / f"{figure.name}.json", about | found | provenance())
+    with replacing(out / f"{figure.name}.png") as path:
+        save(draw_panels(done.panels), path, format="png", dpi=150)
+    return done
+
+
+def write_page(
+    figures: Sequence[Figure], done: Mapping[str, Done], refused: Mapping[str, str], out: Path, about: Mapping[str, Any]
+) -> None:
+    """Write report.html: the claims of all figures first, then each figure, then how they were made."""
+    sections = [
+        {
+            "name": figure.name,
+            "source": figure.source,
+            "about": figure.about,
+            "refused": refused.get(figure.name),
+            "drawing": svg(draw_panels(done[figure.name].panels), figure.source) if figure.name in done else None,
+            "claims": [_row(claim) for claim in done[figure.name].claims] if figure.name in done else [],
+        }
+        for figure in figures
+    ]
+    content: dict[str, Any] = {
+        "title": "Three papers, reproduced",
+        "headline": headline(done, refused),
+        "sections": sections,
+    }
+    verdicts = {"seen": SEEN, "not_seen": NOT_SEEN, "reversed": REVERSED}
+    write_text(out / "report.html", render("reproduction.html", content | verdicts | dict(about) | provenance()))
+
+
+def headline(done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
+    """How many claims are seen, not seen and reversed, and which figures could not be run."""
+    counts = Counter(claim.verdict for one in done.values() for claim in one.claims)
+    total = sum(counts.values())
+    text = f"Of {total} claims {counts[SEEN]} are seen, {counts[NOT_SEEN]} not seen, {counts[REVERSED]} reversed."
+    return text + (f" Not run: {listed(sorted(refused))}." if refused else "")
+
+
+def answer_of(figures: Sequence[Figure], done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
+    """What was seen, a paragraph a figure, as text."""
+    lines = [headline(done, refused)]
+    for figure in figures:
+        told = sentence(done[figure.name].claims) if figure.name in done else f"not run: {refused[figure.name]}"
+        lines.append(f"{figure.name} ({figure.source}): {told}")
+    return "\n".join(lines)
+
+
+def sentence(claims: Sequence[Claim]) -> str:
+    """One sentence that says which claims are seen, which not, and which come out reversed, with their numbers."""
+    parts = []
+    for verdict in (SEEN, NOT_SEEN, REVERSED):
+        some = [f"{claim.says} ({number(claim)})" for claim in claims if claim.verdict == verdict]
+        if some:
+            parts.append(f"{verdict}: {'; '.join(some)}")
+    return ". ".join(parts) + "."
+
+
+def number(claim: Claim) -> str:
+    """The number that a claim is judged by, with its interval and unit."""
+    return f"{claim.measured} {interval(claim.interval)}" + (f", margin {claim.margin:g}" if claim.margin else "")
+
+
+def interval(found: Interval) -> str:
+    """A mean with its interval, three digits each."""
+    bounds = "" if math.isnan(found.low) else f" [{found.low:+.3g}, {found.high:+.3g}]"
+    return f"{found.mean:+.3g}{bounds}"
+
+
+def claim_as_dict(claim: Claim) -> dict[str, Any]:
+    """A claim as JSON."""
+    told = {"says": claim.says, "measured": claim.measured, "verdict": claim.verdict, "margin": claim.margin}
+    return told | {"interval": claim.interval.as_dict(), "by seed": list(claim.values)}
+
+
+def panel_as_dict(panel: Panel) -> dict[str, Any]:
+    """A panel as JSON: for each line its places and intervals."""
+    lines = [{"label": s.label, "x": list(s.x), "y": [one.as_dict() for one in s.y]} for s in panel.series]
+    return {"title": panel.title, "x": panel.x_label, "y": panel.y_label, "series": lines}
+
+
+def draw_panels(panels: Sequence[Panel]) -> Drawing:
+    """Panels in rows of at most three: lines with bands where places are numbers, points with whiskers for words."""
+    columns = min(COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    with axes_of(columns, 3.2 * rows + 0.4, rows=rows, share=False) as (drawing, axes):
+        for ax, panel in zip(axes, panels, strict=False):
+            _draw(ax, panel)
+        for ax in axes[len(panels) :]:
+            ax.set_visible(False)
+        shared = len({tuple(s.label for s in panel.series) for panel in panels}) == 1
+        if shared and len(panels[0].series) > 1:
+            legend(drawing, axes[0].get_legend_handles_labels()[0])
+        elif not shared:
+            for ax, panel in zip(axes, panels, strict=False):
+                if len(panel.series) > 1:
+                    ax.legend(fontsize=7.5)
+    return drawing
+
+
+def _draw(ax: Axes, panel: Panel) -> None:
+    words = any(isinstance(place, str) for s in panel.series for place in s.x)
+    names = list(dict.fromkeys(str(place) for s in panel.series for place in s.x))
+    for i, series in enumerate(panel.series):
+        colour, marker = look(i)
+        mean, low, high = (np.array([getattr(one, end) for one in series.y]) for end in ("mean", "low", "high"))
+        if words:
+            shift = 0.5 * ((i + 0.5) / len(panel.series) - 0.5)
+            x = np.array([names.index(str(place)) for place in series.x]) + shift
+            bars = np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
+            ax.errorbar(
+                x, mean, yerr=bars, color=colour, marker=marker, linestyle="none", capsize=2, label=series.label
+            )
+        else:
+            x = np.array(series.x, dtype=float)
+            ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            few = marker if len(x) <= 12 else None
+            ax.plot(x, mean, color=colour, marker=few, markersize=4, label=series.label)
+    if words:
+        ax.set_xticks(range(len(names)), names, rotation=20 if max(map(len, names)) > 8 else 0, fontsize=8)
+        ax.set_xlim(-0.5, len(names) - 0.5)
+    elif panel.log:
+        smallest = min(float(place) for s in panel.series for place in s.x)
+        ax.set_xscale("symlog", linthresh=1) if smallest <= 0 else ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.set_title(panel.title, fontsize=9)
+    ax.set_xlabel(panel.x_label, fontsize=8.5)
+    ax.set_ylabel(panel.y_label, fontsize=8.5)
+    ax.tick_params(labelsize=8)
+
+
+def _row(claim: Claim) -> dict[str, Any]:
+    margin = f" (margin {claim.margin:g})" if claim.margin else ""
+    told = {"says": claim.says, "measured": claim.measured + margin, "verdict": claim.verdict}
+    return told | {"interval": interval(claim.interval), "seeds": len(claim.values)}
