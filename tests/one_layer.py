@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from attnbalance import Fact, Prompt
 from attnbalance.prompts import make_prompts
+from attnbalance.theory.attention_only import AttentionOnly
 
 STATED = {
     "capital": {"Chad": "Paris", "Peru": "Rome", "Laos": "Oslo", "Oman": "Bern", "Cuba": "Kiev", "Mali": "Lima"},
@@ -34,6 +35,29 @@ def one_layer(seed: int = 0) -> LlamaForCausalLM:
     with torch.no_grad():
         for identity in (model.model.embed_tokens, model.lm_head, layer.self_attn.o_proj):
             identity.weight.copy_(torch.eye(VOCABULARY))
+    return model
+
+
+def lab_llama(lab: AttentionOnly) -> LlamaForCausalLM:
+    """The theory lab's model (its first run) as an ordinary Llama: no norms, positions, MLP, nor a residual stream.
+
+    Tokens are embedded in the first half of the residual stream, attention writes to the second, and only that is read.
+    """
+    tokens = lab.W_V.shape[-1]
+    sizes = {"vocab_size": tokens, "hidden_size": 2 * tokens, "intermediate_size": 2, "num_hidden_layers": 1}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1, max_position_embeddings=16)).eval()
+    layer = model.model.layers[0]
+    model.model.norm = layer.input_layernorm = layer.post_attention_layernorm = torch.nn.Identity()
+    model.model.rotary_emb.inv_freq.zero_()
+    with torch.no_grad():
+        for part in (model.model.embed_tokens, model.lm_head, *layer.self_attn.children(), layer.mlp.down_proj):
+            part.weight.zero_()
+        model.model.embed_tokens.weight[:, :tokens] = torch.eye(tokens)
+        model.lm_head.weight[:, tokens:] = torch.eye(tokens)
+        layer.self_attn.v_proj.weight[:tokens, :tokens] = lab.W_V[0].float()
+        layer.self_attn.o_proj.weight[tokens:, :tokens] = torch.eye(tokens)
+        layer.self_attn.k_proj.weight[:tokens, :tokens] = torch.eye(tokens)
+        layer.self_attn.q_proj.weight[:tokens, :tokens] = lab.W_KQ[0].float() * (2 * tokens) ** 0.5
     return model
 
 

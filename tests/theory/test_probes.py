@@ -1,0 +1,86 @@
+"""The probes for deep models equal the theory lab's closed forms where the deep model has one layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from one_layer import VOCABULARY, lab_llama, word_prompts, word_tokenizer
+from torch import Tensor
+
+from attnbalance import load_model
+from attnbalance.models.bridge import bridge_of
+from attnbalance.models.hooked import HookedModel
+from attnbalance.readings.attention import read_attention
+from attnbalance.readings.contrast import make_contrasts
+from attnbalance.readings.ledger import read_ledger
+from attnbalance.readings.relevance import read_relevance
+from attnbalance.readings.salience import read_value_salience
+from attnbalance.theory.attention_only import AttentionOnly, attention_only
+from attnbalance.theory.triples import Examples
+
+# The Llama computes in float32 on numbers of about 1, the lab in float64: the difference is some 1e-7.
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def lab() -> AttentionOnly:
+    return attention_only(VOCABULARY, [0], scale=0.5)
+
+
+@pytest.fixture(scope="module")
+def deep(lab: AttentionOnly) -> HookedModel:
+    return load_model(lab_llama(lab), tokenizer=word_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def asked() -> Examples:
+    """The word prompts as the lab has them."""
+    ids = [word_tokenizer()(f"{prompt.text} {prompt.fact.answer}")["input_ids"] for prompt in word_prompts()]
+    subject, query, answer = torch.tensor(ids).T[:, None]
+    return Examples(subject, query, answer, torch.full(subject.shape, 1 / len(ids), dtype=torch.float64))
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    assert float(expected.abs().max()) > 0.1
+    torch.testing.assert_close(found.double(), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_attention_is_the_labs(lab: AttentionOnly, deep: HookedModel, asked: Examples) -> None:
+    near(read_attention(deep, word_prompts()).to("subject").values[:, 0, 0], lab.attention(asked)[0])
+
+
+def test_relevance_is_definitions_4_3_and_4_4_and_the_push_the_gradient_of_the_scores(
+    lab: AttentionOnly, deep: HookedModel, asked: Examples
+) -> None:
+    found, expected, share = read_relevance(deep, word_prompts()), lab.relevance(asked), lab.attention(asked)[0]
+    near(found.subject.values[:, 0, 0], expected.subject[0])
+    near(found.others.values[:, 0, 0], expected.prompt[0])
+    difference = (expected.subject - expected.prompt)[0]
+    near(found.push.values[:, 0, 0], share * (1 - share) * difference)
+    one = asked.take(torch.tensor([[3]]))
+    slope = lab.gradient(one).W_KQ[0, int(one.subject), int(one.query)]
+    near(found.push.values[3:4, 0, 0], slope[None])
+
+
+def test_salience_is_definition_4_1_set_against_the_other_answers(
+    lab: AttentionOnly, deep: HookedModel, asked: Examples
+) -> None:
+    contrasts = make_contrasts(word_prompts(), word_tokenizer())
+    found = read_value_salience(bridge_of(deep), contrasts, at="embedding").values[:, 0, 0]
+    salience = lab.salience(asked)[0]
+    expected = []
+    for i, prompt in enumerate(contrasts.prompts):
+        candidates = contrasts.candidates[prompt.fact.relation]
+        others = torch.tensor([[candidates[k] for k in contrasts.others[i]]])
+        same = asked.subject[:, i : i + 1].expand_as(others)
+        rest = Examples(same, same, others, torch.ones(others.shape, dtype=torch.float64))
+        expected.append(salience[i] - lab.salience(rest).mean())
+    near(found, torch.stack(expected))
+
+
+def test_the_ledger_adds_up_to_the_labs_logits(lab: AttentionOnly, deep: HookedModel, asked: Examples) -> None:
+    contrasts = make_contrasts(word_prompts(), word_tokenizer())
+    ledger = read_ledger(bridge_of(deep), contrasts)
+    expected = contrasts.of_logits(lab.logits(asked)[0].float())
+    near(ledger.contrast, expected.double())
+    near(ledger.total(), expected.double())
