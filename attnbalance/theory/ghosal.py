@@ -96,16 +96,14 @@ def hiding_attention(model: AttentionOnly, asked: Examples) -> Float[Tensor, "ru
     """The attention on the subject below which arg max no longer gives the answer (exact form of section 4.2).
 
     For another token a' let g_q = phi(a')^T W_V phi(q) - phi(a)^T W_V phi(q) and g_s = S - phi(a')^T W_V phi(s). Where
-    the fact is right at equal attention, a' wins exactly for Att_s < g_q / (g_q + g_s), if g_q > 0; the threshold is
-    the largest of these, in [0, 1/2). 0 where nothing can hide the answer, so that no attention is low enough; NaN for
-    facts that are wrong at equal attention.
+    g_q > 0, a' wins for Att_s < g_q / (g_q + g_s), or at any attention if g_s <= 0; the threshold is the largest of
+    these, in [0, 1]. 0 where the query favours no other token, so that no attention is low enough. A fact that is right
+    at equal attention has its threshold below 1/2 and is right from there to 1/2.
     """
     on_subject, on_query = model.values(asked.subject), model.values(asked.query)
     answer = asked.answer[..., None]
     g_q, g_s = on_query - on_query.gather(-1, answer), on_subject.gather(-1, answer) - on_subject
-    threshold = torch.where(g_q > 0, g_q / (g_q + g_s), 0.0).amax(-1)
-    right = _balanced(model, asked)
-    return torch.where(right, threshold, math.nan)
+    return torch.where(g_q > 0, g_q / (g_q + g_s.clamp(min=0)), 0.0).amax(-1)
 
 
 def theorem_a11(model: AttentionOnly, fact: Examples, *, rate: float = 1.0, prompt: int | None = None) -> Outcome:

@@ -106,9 +106,11 @@ def test_theorem_4_2_the_exact_threshold_is_where_the_answer_turns(instance: tup
     model, asked = instance
     threshold = hiding_attention(model, asked)
     hideable = threshold > 1e-6
-    below, above = (model.correct(asked, threshold.nan_to_num() * scale) for scale in (1 - 1e-6, 1 + 1e-6))
+    below, above = (model.correct(asked, threshold * scale) for scale in (1 - 1e-6, 1 + 1e-6))
     assert not bool((below & hideable).any())
-    assert bool(above[hideable].all())
+    stored = model.correct(asked, torch.full_like(threshold, 0.5))
+    assert bool(above[hideable & stored].all())
+    assert bool((threshold[stored] <= 0.5).all())
 
 
 def test_theorem_4_2_as_printed_is_too_weak() -> None:
@@ -144,7 +146,7 @@ def test_theorem_a5_fails_without_each_of_its_assumptions() -> None:
     forgotten = theorem_a5(values(**{"as": 3.0, "bq": 2.0, "bs": 4.0}), asked)
     assert not forgotten.assumptions["with W_KQ = 0 all facts are right"]
     assert not bool(values(**{"as": 3.0, "bq": 2.0, "bs": 4.0}).correct(asked))
-    assert math.isnan(float(hiding_attention(values(**{"as": 3.0, "bq": 2.0, "bs": 4.0}), asked)))
+    assert float(hiding_attention(values(**{"as": 3.0, "bq": 2.0, "bs": 4.0}), asked)) == 1.0  # at any attention
 
 
 def example(subject: int, query: int, answer: int) -> Examples:

@@ -1,0 +1,50 @@
+"""From a theorem's number one finds its function and its tests by name alone."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+import attnbalance.theory
+
+NUMBERED = re.compile(r"(theorem|lemma|proposition)_[0-9a-z_]+")
+MODULES = ("ghosal", "goyal", "goyal_lemmas", "xu_chen")
+ASKED = {
+    "ghosal": ("a1", "4_2", "a5", "4_5", "a11", "a6", "4_6", "a9", "a10"),
+}
+
+
+def statements(module: str) -> list[str]:
+    """The names of the numbered statements that a module defines."""
+    found = importlib.import_module(f"attnbalance.theory.{module}")
+    return [
+        name for name in vars(found) if NUMBERED.fullmatch(name) and getattr(found, name).__module__ == found.__name__
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_statement_has_a_test_that_begins_with_its_name_and_tells_its_place(module: str) -> None:
+    tests = (Path(__file__).parent / f"test_{module}.py").read_text()
+    found = importlib.import_module(f"attnbalance.theory.{module}")
+    assert statements(module)
+    for name in statements(module):
+        assert re.search(rf"def test_{name}_[a-z]", tests), f"{name} has no test of its name"
+        assert (getattr(found, name).__doc__ or "").strip(), f"{name} says nothing"
+
+
+def test_all_numbered_statements_that_the_papers_rest_on_are_there() -> None:
+    assert set(statements("ghosal")) == {f"theorem_{number}" for number in ASKED["ghosal"]}
+    lemmas = {f"lemma_{k}" for k in range(1, 8)}
+    assert set(statements("goyal") + statements("goyal_lemmas")) >= lemmas | {"theorem_1"} | {
+        f"proposition_{k}" for k in (1, 2, 3)
+    }
+    assert set(statements("xu_chen")) >= {f"theorem_2_{k}" for k in (1, 2, 3)} | {f"proposition_{k}" for k in (1, 2, 3)}
+
+
+def test_no_other_module_of_the_lab_holds_a_numbered_statement() -> None:
+    for path in Path(attnbalance.theory.__file__).parent.glob("*.py"):
+        if path.stem not in MODULES:
+            assert not re.search(rf"def {NUMBERED.pattern}\(", path.read_text()), path.name
