@@ -1,0 +1,160 @@
+"""One run for the figures of Goyal et al. (2024): a noisy world, what it is trained on, what is seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbalance.theory.context import (
+    ContextModel,
+    attention,
+    context_model,
+    context_share,
+    descended,
+    embed,
+    shared_pull,
+    train,
+)
+from attnbalance.theory.context_points import (
+    CONFLICT,
+    COUNTERFACTUAL,
+    CRITICAL,
+    OVERLAPPING,
+    RECALL,
+    Points,
+    Scalars,
+    Vocabulary,
+    lay_out,
+    stored_values,
+)
+from attnbalance.theory.goyal import second_phase_rate
+
+PLAIN, ATTENTION_ONLY, AUGMENTED = "plain", "attention only", "counterfactuals"
+FILTERED, RECALLED = "C points only", "S points added"
+DOUBLED, WEAK, WEAK_ATTENTION = "twice the C points", "weak memory", "weak memory, attention only"
+ARMS = (PLAIN, ATTENTION_ONLY, AUGMENTED, FILTERED, RECALLED)
+LIMITS = (DOUBLED, WEAK, WEAK_ATTENTION)
+"""Arms that Theorem 1's setting takes in as well, to see how far it reaches."""
+LEAD, WEAK_LEAD = (0.85, 0.98), (0.3, 0.5)
+"""Ranges of memory's lead over the context, in log-odds, as a share of the context's lead over chance.
+
+Proposition 1 needs at most 1 (the condition that Lemma 6 lacks). The seed chooses; weak memory has the lower range.
+"""
+RATES = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)
+"""Learning rates that are tried for one step, as multiples of eta*."""
+NOISE = 0.1
+"""Standard deviation of W_KQ's entries, hence of scores, in nats, and of the log-odds of delta_M and delta_C."""
+
+
+def make_world(settings: Mapping[str, Any], self_score: float) -> tuple[ContextModel, Points]:
+    """A pretrained model that meets Assumption 6 up to noise, and all points that some arm uses; the seed decides.
+
+    Arms of one seed share the model, but for those of weak memory, whose delta_M is another.
+    """
+    noise = torch.Generator().manual_seed(settings["seed"])
+
+    def between(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand((), generator=noise, dtype=torch.float64))
+
+    n = settings["points"] + round(between(-0.1, 0.1) * settings["points"])
+    vocabulary = Vocabulary(settings["subjects"], round(between(1, 1.2) * settings["answers"]))
+    extra = max(1, round(0.1 * 2 * n))
+    points = lay_out(
+        vocabulary, critical=2 * n, overlapping=n, recall=n, counterfactual=extra, conflicts=settings["tests"]
+    )
+    o_c, o_r_share = between(0.5, 1.5), between(0.2, 1)
+    chance = math.log(vocabulary.answers - 1 + (math.exp(o_r_share * o_c) + vocabulary.subjects) / math.exp(o_c))
+    delta_M, lead, weak_lead = between(0.93, 0.96), between(*LEAD), between(*WEAK_LEAD)
+    memory = math.log(delta_M / (1 - delta_M))
+    context_lead = (memory + chance) / (1 + lead)
+    context = context_lead - chance
+    if settings["arm"] in (WEAK, WEAK_ATTENTION):
+        memory = context + weak_lead * context_lead
+    deltas = [
+        torch.sigmoid(mean + NOISE * torch.randn(1, size, generator=noise, dtype=torch.float64))
+        for mean, size in ((memory, len(points)), (context, vocabulary.answers))
+    ]
+    levels = (torch.tensor([level], dtype=torch.float64) for level in (o_c, o_r_share * o_c))
+    embeddings = embed(vocabulary, seed=settings["seed"])
+    model = context_model(
+        vocabulary,
+        embeddings,
+        stored_values(vocabulary, points, Scalars(deltas[0], deltas[1], *levels)),
+        self_score=self_score,
+    )
+    W_KQ = NOISE * torch.randn(model.W_KQ.shape, generator=noise, dtype=torch.float64)
+    return replace(model, W_KQ=W_KQ), points
+
+
+def training_points(points: Points, arm: str) -> Points:
+    """What an arm trains on: as many C as C+S points, and what the arm adds or leaves out."""
+    more = {AUGMENTED: (COUNTERFACTUAL,), RECALLED: (RECALL,)}.get(arm, ())
+    kinds = (CRITICAL,) if arm == FILTERED else (CRITICAL, OVERLAPPING, *more)
+    used = points.of(*kinds)
+    # there are twice as many C points as most arms train on, and they stand first
+    kept = list(range(0 if arm == DOUBLED else points.kinds.count(CRITICAL) // 2, len(used)))
+    fields = (used.context, used.subject, used.answer, used.stored)
+    return Points(tuple(used.kinds[i] for i in kept), *(field[kept] for field in fields))
+
+
+def _schedule(steps: int) -> list[int]:
+    """Steps that are looked at, closer together at the start."""
+    return sorted({round(steps * (k / 40) ** 2) for k in range(41)})
+
+
+def _listed(values: Tensor) -> list[float]:
+    """The only run's value at each step."""
+    return [float(value) for value in values[:, 0]]
+
+
+def run_proposition_1(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """W_KQ trained in small steps, W_V frozen, no attention on r; beside it one step of each large rate.
+
+    `test`, `C` and `C+S` are mean attention to the context, `theta_S` and `theta_C` the parts of -grad by W_KQ,
+    `balance` the pull on contexts after one step of `RATES` times `eta_star`, both null where there is no eta*.
+    """
+    model, points = make_world(settings, self_score=-math.inf)
+    tests, trained = points.of(CONFLICT), training_points(points, PLAIN)
+
+    def observe(now: ContextModel) -> dict[str, Tensor]:
+        on_subjects, on_contexts = shared_pull(now, trained)
+        seen = {name: trained.of(name) for name in (CRITICAL, OVERLAPPING)} | {"test": tests}
+        looked = {name: attention(now, some)[..., 0].mean(dim=-1) for name, some in seen.items()}
+        return looked | {"theta_S": on_subjects.mean(dim=-1), "theta_C": on_contexts.mean(dim=-1)}
+
+    steps, rate = settings["steps"], settings["learning_rate"]
+    path = train(model, trained, observe, steps=steps, at=_schedule(steps), attention_rate=rate)
+    star = second_phase_rate(model, trained)
+    return {
+        "steps": list(path.steps),
+        "eta_star": star if math.isfinite(star) else None,
+        "balance": [_balance(model, trained, multiple * star) for multiple in RATES] if 0 < star < math.inf else None,
+        **{name: _listed(values) for name, values in path.values.items()},
+    }
+
+
+def _balance(model: ContextModel, trained: Points, rate: float) -> float:
+    """The pull on contexts after one step, over the same sum without signs: from -1 to 1, whatever its size."""
+    pulls = shared_pull(descended(model, trained, attention_rate=rate), trained)[1]
+    return float(pulls.sum() / pulls.abs().sum())
+
+
+def run_theorem_1(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """W_KQ and, but for two arms, W_V trained at one rate: M_C and attention to the context, means over conflicts."""
+    model, points = make_world(settings, self_score=-2.0)
+    tests, trained = points.of(CONFLICT), training_points(points, settings["arm"])
+    rate, steps = settings["learning_rate"], settings["steps"]
+
+    def observe(now: ContextModel) -> dict[str, Tensor]:
+        looked = attention(now, tests)[..., 0].mean(dim=-1)
+        return {"M_C": context_share(now, tests).mean(dim=-1), "attention": looked}
+
+    value_rate = None if settings["arm"] in (ATTENTION_ONLY, WEAK_ATTENTION) else rate
+    at = _schedule(steps)
+    path = train(model, trained, observe, steps=steps, at=at, attention_rate=rate, value_rate=value_rate)
+    return {"steps": list(path.steps), **{name: _listed(values) for name, values in path.values.items()}}
