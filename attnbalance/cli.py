@@ -293,8 +293,8 @@ def reproduce(
 ) -> None:
     """Reproduce figures of the three papers, each claim judged from intervals over seeds: seen, not seen, or reversed.
 
-    Writes, for each figure, NAME.png and NAME.json (all numbers, and one sentence on what is seen), and report.html. Run
-    it again to go on; figures share what they have in common.
+    Writes, for each figure, NAME.png and NAME.json (all numbers, and one sentence on what is seen), and report.html.
+    Run it again to go on; figures share what they have in common.
     """
     from attnbalance.reproduction import reproduce as run
 

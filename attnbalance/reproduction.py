@@ -21,9 +21,9 @@ SCALES = ("small", "paper")
 
 def figures() -> dict[str, Figure]:
     """All figures by name, in the order of the report."""
-    from attnbalance.reproduce import directors, ghosal_fig2, ghosal_fig6, goyal
+    from attnbalance.reproduce import directors, ghosal_fig2, ghosal_fig6, goyal, xu_chen
 
-    every = (*ghosal_fig2.FIGURES, *ghosal_fig6.FIGURES, *directors.FIGURES, *goyal.FIGURES)
+    every = (*ghosal_fig2.FIGURES, *ghosal_fig6.FIGURES, *xu_chen.FIGURES, *directors.FIGURES, *goyal.FIGURES)
     return {figure.name: figure for figure in every}
 
 

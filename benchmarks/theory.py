@@ -60,7 +60,7 @@ def milliseconds(step: Callable[[], object], repeats: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--tokens", type=int, default=1200)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--runs", type=int, default=4)

@@ -164,7 +164,11 @@ def _draw(ax: Axes, panel: Panel) -> None:
         ax.set_xlim(-0.5, len(names) - 0.5)
     elif panel.log:
         smallest = min(float(place) for s in panel.series for place in s.x)
-        ax.set_xscale("symlog", linthresh=1) if smallest <= 0 else ax.set_xscale("log")
+        if smallest > 0:
+            ax.set_xscale("log")
+        else:
+            ax.set_xscale("symlog", linthresh=1)
+            ax.set_xlim(left=0)
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_title(panel.title, fontsize=9)
     ax.set_xlabel(panel.x_label, fontsize=8.5)

@@ -149,8 +149,8 @@ def _gpt2(tokenizer: PreTrainedTokenizerFast, positions: int, settings: Mapping[
         attn_pdrop=0.0,
         embd_pdrop=0.0,
         resid_pdrop=0.0,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=1,
+        eos_token_id=2,  # as `train_tokenizer` numbers them
     )
     return GPT2LMHeadModel(config)
 

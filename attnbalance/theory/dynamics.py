@@ -22,14 +22,14 @@ class Trajectory:
     steps: tuple[int, ...]
     values: Mapping[str, Float[Tensor, "step run ..."]]
 
-    def last(self, name: str) -> Float[Tensor, run *rest]:
+    def last(self, name: str) -> Float[Tensor, "run ..."]:
         """What was observed last under a name."""
         return self.values[name][-1]
 
 
 def descend(
     step: Callable[[int], Float[Tensor, " run"]],
-    observe: Callable[[], Mapping[str, Float[Tensor, run *rest]]],
+    observe: Callable[[], Mapping[str, Float[Tensor, "run ..."]]],
     steps: int,
     at: Sequence[int],
 ) -> Trajectory:
