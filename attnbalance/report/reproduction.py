@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 COLUMNS = 3
+"""Panels side by side, unless they make up whole rows of four."""
+FEW = 6
+"""How many places of a logarithmic axis are each told."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,8 @@ def panel_as_dict(panel: Panel) -> dict[str, Any]:
 
 
 def draw_panels(panels: Sequence[Panel]) -> Drawing:
-    """Panels in rows of at most three: lines with bands where places are numbers, points with whiskers for words."""
-    columns = min(COLUMNS, len(panels))
+    """Panels in rows of three or four: lines with bands where places are numbers, points with whiskers for words."""
+    columns = 4 if len(panels) > COLUMNS and len(panels) % 4 == 0 else min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     with axes_of(columns, 3.2 * rows + 0.4, rows=rows, share=False) as (drawing, axes):
         for ax, panel in zip(axes, panels, strict=False):
@@ -169,6 +172,9 @@ def _draw(ax: Axes, panel: Panel) -> None:
         else:
             ax.set_xscale("symlog", linthresh=1)
             ax.set_xlim(left=0)
+        if len(names) <= FEW:
+            ax.set_xticks([float(name) for name in names])
+        ax.set_xticks([], minor=True)
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     ax.set_title(panel.title, fontsize=9)
     ax.set_xlabel(panel.x_label, fontsize=8.5)

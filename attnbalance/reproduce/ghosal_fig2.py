@@ -158,7 +158,8 @@ FIG2A = Figure(
 FIG2B = Figure(
     "ghosal-fig2b",
     "Ghosal et al. 2024, Figure 2(b)",
-    f"The longer the tail of the popularities, the more it matters. {_DEEP}",
+    "The longer the tail of the popularities, the more it matters. At alpha 2 few facts are stored at all, and the "
+    f"gap shrinks with what there is to answer. {_DEEP}",
     lambda scale, seeds, facts: [_deep_cell(scale, s, alpha, USUAL_STEPS[scale]) for alpha in ALPHAS for s in seeds],
     _run_deep,
     _panels_2b,
