@@ -21,7 +21,7 @@ WORLD = {
     "small": {"subjects": 500, "relations": 6, "answers": 120},
     "paper": {"subjects": 10_000, "relations": 10, "answers": 1000},
 }
-SIZES = {"small": Sizes(), "paper": Sizes(layers=4, d_model=256, batch_size=512, finetuning_steps=1000)}
+SIZES = {"small": Sizes(), "paper": Sizes(layers=4, d_model=256, batch_size=512, finetuning_steps=4000)}
 MARGIN = 0.01
 """One percentage point: what "no worse" leaves open."""
 
@@ -142,7 +142,7 @@ def _claims_2c(results: Sequence[Result]) -> list[Claim]:
 
 _DEEP = (
     "A simulation: a Llama of 2 layers (d_model 64, 4 heads) on prompts of two tokens, 500 subjects with Zipf "
-    "popularity, 6 relations, 120 answers; AdamW, half of the subjects held out, accuracy after 200 steps of "
+    "popularity, 6 relations, 120 answers; AdamW, half of the subjects held out, accuracy after 800 steps of "
     "finetuning. The paper does not give its sizes."
 )
 

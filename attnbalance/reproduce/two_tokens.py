@@ -28,7 +28,7 @@ class Sizes:
     batch_size: int = 128
     learning_rate: float = 1e-3
     finetuning_rate: float = 3e-4
-    finetuning_steps: int = 200
+    finetuning_steps: int = 800
     observations: int = 8
 
 
