@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -47,6 +46,10 @@ class AttentionOnly:
 
     W_V: Float[Tensor, "run vocab token"]
     W_KQ: Float[Tensor, "run token token"]
+
+    def copy(self) -> AttentionOnly:
+        """The same model, which later steps leave alone."""
+        return AttentionOnly(self.W_V.mT.clone().mT, self.W_KQ.clone())
 
     def attention(self, asked: Examples) -> Float[Tensor, "run example"]:
         """Att_s, the attention on the subject, in [0, 1]; the prompt token has the rest."""
@@ -112,8 +115,11 @@ class AttentionOnly:
         """One step of gradient descent in place, with a learning rate for each matrix; returns the loss before it.
 
         Only the rows W_V phi(t) and the scores of the tokens that occur change, so only these are read and written.
-        Queries are few and shared: their rows take part as one small matrix. Equal to `gradient`'s dense step.
+        Queries are few and shared: their rows take part as one small matrix. Equal to `gradient`'s dense step. A loss
+        too large for its probability to be a float is given as the largest that is not. Raises `DataError` for a rate
+        below 0, or that is no finite number.
         """
+        _check_rates(rate_V, rate_KQ)
         runs, tokens = _runs(self.W_V), self.W_V.mT
         queries, place = asked.query.unique(return_inverse=True)
         rows, shared, share = tokens[runs, asked.subject], tokens[:, queries], self.attention(asked)
@@ -121,16 +127,16 @@ class AttentionOnly:
         mix.scatter_(-1, place[..., None], (1 - share)[..., None])
         logits = (rows * share[..., None]).baddbmm_(mix, shared)
         excess, answer = torch.softmax(logits, -1, out=logits), asked.answer[..., None]  # f - e_a, once it is complete
-        loss = -excess.gather(-1, answer)[..., 0].log()
+        loss = -excess.gather(-1, answer)[..., 0].clamp(min=torch.finfo(excess.dtype).tiny).log()
         excess.scatter_add_(-1, answer, -torch.ones_like(excess[..., :1]))
         on_subject = torch.linalg.vecdot(excess, rows)
         on_query = torch.bmm(excess, shared.mT).gather(-1, place[..., None])[..., 0]
         push = asked.weight * share * (1 - share) * (on_query - on_subject) * _column(rate_KQ)
         amount = asked.weight * _column(rate_V)
         tokens[:, queries] -= torch.bmm((mix * amount[..., None]).mT, excess)
-        flat = rearrange(tokens, "run token vocab -> (run token) vocab")
-        index = (asked.subject + runs * tokens.shape[1]).flatten()
-        flat.index_add_(0, index, excess.mul_((share * amount)[..., None]).flatten(0, 1), alpha=-1)
+        excess *= (share * amount)[..., None]
+        for own, subject, change in zip(tokens, asked.subject, excess, strict=True):
+            own.index_add_(0, subject, change, alpha=-1)  # in place however W_V lies in memory
         self.W_KQ.index_put_((runs, asked.subject, asked.query), push, accumulate=True)
         self.W_KQ.index_put_((runs, asked.query, asked.query), -push, accumulate=True)
         return (loss * asked.weight).sum(-1)
@@ -154,6 +160,13 @@ def attention_only(
 
 def _runs(table: Tensor) -> Int[Tensor, "run 1"]:
     return torch.arange(len(table), device=table.device)[:, None]
+
+
+def _check_rates(*rates: float | Tensor) -> None:
+    for rate in rates:
+        found = torch.as_tensor(rate)
+        if not bool(((found >= 0) & found.isfinite()).all()):
+            raise DataError(f"learning rates are finite numbers from 0, got {found.tolist()}")
 
 
 def _column(rate: float | Tensor) -> float | Tensor:

@@ -6,18 +6,19 @@ Each returns an `Outcome` for the instance it is given. Theorem 4.2 is the main 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, DivergenceError
 from attnbalance.theory.attention_only import AttentionOnly
 from attnbalance.theory.outcome import Outcome
 from attnbalance.theory.triples import Examples, Triples
 
 PAPER = "Ghosal et al. 2024, Theorem"
+LARGEST = 300.0
+"""Bounds of entries beyond which their exponentials say nothing any more."""
 
 
 def memorising_model(world: Triples) -> AttentionOnly:
@@ -39,8 +40,9 @@ def memorising_model(world: Triples) -> AttentionOnly:
 def theorem_a1(world: Triples) -> Outcome:
     """A one-layer transformer can memorise every fact (A.1, by the construction of `memorising_model`).
 
-    The proof takes it that the answers seen with s and those seen with r have only this fact's in common. That holds
-    where each relation has answers of its own; it is an assumption here, since the statement leaves it out.
+    The proof takes it that the answers seen with s and those seen with r have only this fact's in common, as where each
+    relation has answers of its own: the construction needs that, and so it is an assumption here. The theorem itself,
+    which says only that there is a model, is true without it, by other constructions that use W_KQ.
     """
     facts, model = world.examples(), memorising_model(world)
     logits = model.logits(facts)
@@ -64,28 +66,28 @@ def theorem_a5(model: AttentionOnly, asked: Examples) -> Outcome:
     inequality Att_s S <= Att_q d comes to this. Section 4.2 prints Att_s <= d / S, which is too weak: it leaves out
     Att_q = 1 - Att_s. `hiding_attention` is the exact threshold, never below d / (S + d).
 
-    That W_V with W_KQ = 0 gets every fact right is an assumption here: it does not follow from A.4, as A.5 has it.
+    A query's answers A^r are those of the facts given, so that A.3 is met. That W_V with W_KQ = 0 gets every fact right
+    is an assumption here and not only a conclusion: it does not follow from A.2 to A.4, as A.5 has it.
     """
-    favourite, hidden = _favourite(model, asked)
-    needed = _sufficient(model, asked)
-    wrong = ~model.correct(asked, needed)
-    exact = hiding_attention(model, asked)
+    d = _favoured(model, asked)
+    hidden, needed = d > 0, _sufficient(model, asked, d)
+    wrong, exact, stored = ~model.correct(asked, needed), hiding_attention(model, asked), _balanced(model, asked)
+    lowest = (exact - needed)[hidden]
     return Outcome(
         f"{PAPER} A.5",
-        "every fact whose answer the query's own values do not favour is wrong at Att_s = d / (S + d)",
+        "facts are right with W_KQ = 0, and those that the query's values do not favour wrong at Att_s = d / (S + d)",
         {
-            "A.2: the values of each query are not all alike": bool((favourite > 0).any(-1).all()),
-            "A.3: some fact's answer is not its query's favourite": bool(hidden.any(-1).all()),
+            "A.2: no query's values are alike for all of its answers": _uneven(model, asked),
             "entries of W_V are at least 0": bool((model.W_V >= 0).all()),
-            "with W_KQ = 0 all facts are right": bool(_balanced(model, asked).all()),
+            "with W_KQ = 0 all facts are right": bool(stored.all()),
         },
         {
             "facts": float(hidden.numel()),
             "hidden": float((wrong & hidden).sum()),
             "largest d / (S + d)": float(needed.where(hidden, torch.zeros_like(needed)).max()),
-            "least room below the exact threshold": float((exact - needed)[hidden].min()) if hidden.any() else math.nan,
+            "least room below the exact threshold": float(lowest.min()) if len(lowest) else math.nan,
         },
-        bool(hidden.any()) and bool((wrong | ~hidden).all()) and bool((exact >= needed - 1e-12)[hidden].all()),
+        bool(stored.all() and hidden.any() and (wrong | ~hidden).all() and (lowest >= -1e-12).all()),
     )
 
 
@@ -109,30 +111,38 @@ def hiding_attention(model: AttentionOnly, asked: Examples) -> Float[Tensor, "ru
 def theorem_a11(model: AttentionOnly, fact: Examples, *, rate: float = 1.0, prompt: int | None = None) -> Outcome:
     """A step of W_KQ on one fact moves attention on ALL subjects before its prompt token, by the sign of s_rel - p_rel.
 
-    `fact` is one example; the attention on every other subject is taken before and after, prompting with (s', p) where
-    p is the fact's own prompt token unless `prompt` is another, which the step does not touch. The step is
-    rate Att_s Att_p (s_rel - p_rel)(phi(s) - phi(p)) phi(p)^T: A.5's condensed form leaves out Att_s Att_p, and its
-    proof adds t outside of the exponential, where it belongs inside. `measured` has the smallest and largest change.
+    `fact` is one example; every other token stands as a subject s', and is asked with the fact's own prompt token
+    unless `prompt` names another, which the step does not touch. The step is rate Att_s Att_p (s_rel - p_rel)
+    (phi(s) - phi(p)) phi(p)^T: A.5's condensed form leaves out Att_s Att_p, and its proof adds t outside of the
+    exponential, where it belongs inside. What decides is the change of the log-odds of s' against the prompt token,
+    which shows where attention is too near 0 or 1 to move by a digit; `measured` has the change of attention, too.
+    Raises `DataError` for more than one fact.
     """
     if fact.subject.shape != (1, 1):
         raise DataError(f"a step on one fact of one run is asked for, got examples {tuple(fact.subject.shape)}")
-    relevance, own = model.relevance(fact), int(fact.query)
-    sign = float(relevance.subject - relevance.prompt)
-    after = AttentionOnly(model.W_V, model.W_KQ + rate * model.gradient(fact).W_KQ)
-    others = torch.tensor([[t for t in range(model.W_KQ.shape[-1]) if t not in (own, prompt, int(fact.subject))]])
-    asked = Examples(
-        others, torch.full_like(others, own if prompt is None else prompt), others, torch.ones(others.shape)
-    )
-    change = after.attention(asked) - model.attention(asked)
+    relevance, asked = model.relevance(fact), int(fact.query) if prompt is None else prompt
+    step, sign = rate * model.gradient(fact).W_KQ, float(relevance.subject - relevance.prompt)
+    tokens = torch.arange(model.W_KQ.shape[-1])[None]
+    others = tokens[tokens != asked][None]
+    change = step[0, others[0], asked] - step[0, asked, asked]
+    prompts = Examples(others, torch.full_like(others, asked), others, torch.ones_like(others, dtype=step.dtype))
+    moved = AttentionOnly(model.W_V, model.W_KQ + step).attention(prompts) - model.attention(prompts)
     return Outcome(
         f"{PAPER} A.11",
-        "attention on every other subject changes by the sign of s_rel - p_rel",
+        "attention on every subject changes by the sign of s_rel - p_rel",
         {
-            "the others are asked with the fact's own prompt token": prompt in (None, own),
+            "the others are asked with the fact's own prompt token": asked == int(fact.query),
             "s_rel and p_rel differ": sign != 0,
             "the learning rate is above 0": rate > 0,
+            "neither token has all attention, to a float": 0 < float(model.attention(fact)) < 1,
         },
-        {"s_rel - p_rel": sign, "least change": float(change.min()), "largest change": float(change.max())},
+        {
+            "s_rel - p_rel": sign,
+            "least change": float(moved.min()),
+            "largest change": float(moved.max()),
+            "least change of log-odds": float(change.min()),
+            "largest change of log-odds": float(change.max()),
+        },
         sign != 0 and bool((change * sign > 0).all()),
     )
 
@@ -173,47 +183,56 @@ def theorem_a9(
     phi(a_i)^T W_V phi(t) >= (n_i exp(-C_KQ) / 2 - n exp(C_V) / (|T| - 1)) rate for each answer a_i that is seen n_i
     times among the n examples with t. C_KQ / 2 and C_V / 2 bound the entries of W_KQ and W_V along the pass (A.7, A.8);
     where they are not given, twice the largest entries that occur are taken. `start` replaces the model of zeros.
+    Raises `DataError` for a token that does not occur and a rate that is not above 0, `DivergenceError` where the
+    entries outgrow what the bound can hold.
     """
-    model, largest_KQ, largest_V = _one_pass(stream, tokens, rate, start)
-    C_KQ, C_V = 2 * largest_KQ if C_KQ is None else C_KQ, 2 * largest_V if C_V is None else C_V
     mine = (stream.subject == token) | (stream.query == token)
+    if not bool(mine.any()):
+        raise DataError(f"the stream has no example with token {token}")
+    model, C_KQ, C_V, met = _one_pass(stream, tokens, rate, start, C_KQ, C_V)
     seen, times = stream.answer[mine].unique(return_counts=True)
     bound = rate * (times * math.exp(-C_KQ) / 2 - int(mine.sum()) * math.exp(C_V) / (tokens - 1))
     slack = model.W_V[0, seen, token] - bound
     return Outcome(
         f"{PAPER} A.9",
         "each answer's value at the token is at least (n_i exp(-C_KQ) / 2 - n exp(C_V) / (|T| - 1)) rate",
-        _pass_assumptions(start, largest_KQ, largest_V, C_KQ, C_V) | {"the token occurs": bool(mine.any())},
+        met,
         {"C_KQ": C_KQ, "C_V": C_V, "examples with the token": float(mine.sum()), "least slack": float(slack.min())},
         bool((slack >= -1e-12).all()),
     )
 
 
 def theorem_a10(
-    stream: Examples, subject: int, query: int, tokens: int, rate: float, *, start: AttentionOnly | None = None
+    stream: Examples,
+    subject: int,
+    query: int,
+    tokens: int,
+    rate: float,
+    *,
+    C_KQ: float | None = None,
+    C_V: float | None = None,
+    start: AttentionOnly | None = None,
 ) -> Outcome:
     """Salience grows at least in proportion to how often a fact is seen (A.10): S(s, r, a) >= n c_1 rate, c_1 > 0.
 
     n counts the examples (s, r), n_tot those with s; c_1 = exp(-C_KQ) / 2 - (n_tot / n) exp(C_V) / (|T| - 1), above 0
-    where s is seen less than n (|T| - 1) exp(-C_KQ) / (2 exp(C_V)) times. C_KQ / 2 and C_V / 2 are the largest entries
-    that occur, as in A.9: the statement prints C_KQ and C_V as the bounds of the entries themselves, from which only
-    twice these exponents follow. It is a lower bound; that a more frequent fact has the higher salience does not
-    follow.
+    where s is seen less than n (|T| - 1) exp(-C_KQ) / (2 exp(C_V)) times. C_KQ, C_V and `start` are as in A.9: the
+    statement prints C_KQ and C_V as the bounds of the entries themselves, from which only twice these exponents follow.
+    It is a lower bound; that a more frequent fact has the higher salience does not follow. Raises as `theorem_a9` does.
     """
-    model, largest_KQ, largest_V = _one_pass(stream, tokens, rate, start)
     with_subject = stream.subject == subject
     mine = with_subject & (stream.query == query)
     n, n_tot = int(mine.sum()), int((with_subject | (stream.query == subject)).sum())
     if not n:
         raise DataError(f"the stream has no example of subject {subject} with query {query}")
-    c_1 = math.exp(-2 * largest_KQ) / 2 - n_tot / n * math.exp(2 * largest_V) / (tokens - 1)
+    model, C_KQ, C_V, met = _one_pass(stream, tokens, rate, start, C_KQ, C_V)
+    c_1 = math.exp(-C_KQ) / 2 - n_tot / n * math.exp(C_V) / (tokens - 1)
     answers = stream.answer[mine].unique()
-    salience = float(model.W_V[0, answers[0], subject])
+    salience = float(model.W_V[0, answers, subject].min())
     return Outcome(
         f"{PAPER} A.10",
         "the fact's salience is at least n c_1 rate, with c_1 > 0",
-        _pass_assumptions(start, largest_KQ, largest_V, 2 * largest_KQ, 2 * largest_V)
-        | {"the subject is seen seldom enough that c_1 > 0": c_1 > 0, "the pair has one answer": len(answers) == 1},
+        met | {"the subject is seen seldom enough that c_1 > 0": c_1 > 0, "the pair has one answer": len(answers) == 1},
         {"salience": salience, "bound": n * c_1 * rate, "c_1": c_1, "n": float(n), "n_tot": float(n_tot)},
         c_1 > 0 and salience >= n * c_1 * rate - 1e-12,
     )
@@ -228,39 +247,28 @@ def _balanced(model: AttentionOnly, asked: Examples) -> Bool[Tensor, "run exampl
 
 
 def _one_pass(
-    stream: Examples, tokens: int, rate: float, start: AttentionOnly | None
-) -> tuple[AttentionOnly, float, float]:
-    """The model after one pass over a stream of one run, and the largest entries of W_KQ and W_V on the way."""
-    if rate <= 0:
-        raise DataError(f"the learning rate must be above 0, got {rate}")
+    stream: Examples, tokens: int, rate: float, start: AttentionOnly | None, C_KQ: float | None, C_V: float | None
+) -> tuple[AttentionOnly, float, float, dict[str, bool]]:
+    """The model after one pass over a stream of one run, the bounds C_KQ and C_V, and what of A.9's setting is met."""
+    if not 0 < rate < math.inf:
+        raise DataError(f"the learning rate must be a number above 0, got {rate}")
     zeros = torch.zeros(1, tokens, tokens, dtype=torch.float64)
-    model = AttentionOnly(*((zeros.clone().mT, zeros.clone()) if start is None else _copies(start)))
+    model = AttentionOnly(zeros, zeros.clone()) if start is None else start.copy()
     largest_KQ, largest_V = float(model.W_KQ.abs().max()), float(model.W_V.abs().max())
-    for one in _singly(stream):
-        model.step(one, rate, rate)
+    for i in range(stream.subject.shape[1]):
+        model.step(stream.take(torch.tensor([[i]])), rate, rate)
         largest_KQ = max(largest_KQ, float(model.W_KQ.abs().max()))
         largest_V = max(largest_V, float(model.W_V.abs().max()))
-    return model, largest_KQ, largest_V
-
-
-def _copies(model: AttentionOnly) -> tuple[Tensor, Tensor]:
-    return model.W_V.mT.clone().mT, model.W_KQ.clone()
-
-
-def _singly(stream: Examples) -> Iterator[Examples]:
-    for i in range(stream.subject.shape[1]):
-        yield stream.take(torch.tensor([[i]]))
-
-
-def _pass_assumptions(
-    start: AttentionOnly | None, largest_KQ: float, largest_V: float, C_KQ: float, C_V: float
-) -> dict[str, bool]:
-    zero = start is None or not (start.W_V.any() or start.W_KQ.any())
-    return {
-        "training starts at 0": zero,
+    C_KQ, C_V = 2 * largest_KQ if C_KQ is None else C_KQ, 2 * largest_V if C_V is None else C_V
+    if not max(C_KQ, C_V) < LARGEST:
+        largest = max(C_KQ, C_V) / 2
+        raise DivergenceError(f"one pass with learning rate {rate:g} takes entries to {largest:.3g}; lower the rate")
+    met = {
+        "training starts at 0": start is None or not (start.W_V.any() or start.W_KQ.any()),
         "A.7: no entry of W_KQ exceeds C_KQ / 2": largest_KQ <= C_KQ / 2,
         "A.8: no entry of W_V exceeds C_V / 2": largest_V <= C_V / 2,
     }
+    return model, C_KQ, C_V, met
 
 
 def _only_common_answer(world: Triples) -> bool:
@@ -271,14 +279,24 @@ def _only_common_answer(world: Triples) -> bool:
     return bool((both == 1).all())
 
 
-def _favourite(model: AttentionOnly, asked: Examples) -> tuple[Tensor, Tensor]:
-    """By how much W_V phi(q) favours another token over the answer (d), and whether it does."""
+def _uneven(model: AttentionOnly, asked: Examples) -> bool:
+    """Whether every query of every run tells some of its facts' answers from others."""
+    values = model.values(asked.query)
+    for run, (queries, answers) in enumerate(zip(asked.query, asked.answer, strict=True)):
+        for query in queries.unique():
+            mine = (queries == query).nonzero()[:, 0]
+            found = values[run, mine[0], answers[mine]]
+            if not bool(found.max() > found.min()):
+                return False
+    return True
+
+
+def _favoured(model: AttentionOnly, asked: Examples) -> Float[Tensor, "run example"]:
+    """d: by how much W_V phi(q) favours its largest token over the fact's answer."""
     on_query = model.values(asked.query)
-    d = on_query.amax(-1) - on_query.gather(-1, asked.answer[..., None])[..., 0]
-    return d, d > 0
+    return on_query.amax(-1) - on_query.gather(-1, asked.answer[..., None])[..., 0]
 
 
-def _sufficient(model: AttentionOnly, asked: Examples) -> Float[Tensor, "run example"]:
-    """D / (S + d), less a little so that ties break."""
-    d, _ = _favourite(model, asked)
+def _sufficient(model: AttentionOnly, asked: Examples, d: Float[Tensor, "run example"]) -> Float[Tensor, "run example"]:
+    """The attention d / (S + d), less a little so that ties break."""
     return d / (model.salience(asked) + d).clamp(min=1e-300) * (1 - 1e-9)

@@ -90,6 +90,29 @@ def test_a_step_leaves_what_it_does_not_touch_to_the_bit(world: Triples, model: 
         assert not torch.equal(model.W_V[run], before.W_V[run])
 
 
+def test_a_step_is_the_same_however_the_values_lie_in_memory(world: Triples, model: AttentionOnly) -> None:
+    other = AttentionOnly(model.W_V.contiguous(), model.W_KQ.clone())
+    assert other.W_V.stride() != model.W_V.stride()
+    drawn = world.drawn(20, generators())
+    for one in (model, other):
+        one.step(drawn, 1.0, 1.0)
+    assert torch.equal(other.W_V, model.W_V)
+
+
+@pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), torch.tensor([1.0, -1.0, 1.0])])
+def test_rates_that_cannot_be_are_refused(world: Triples, model: AttentionOnly, rate: float | Tensor) -> None:
+    with pytest.raises(DataError, match="learning rates are finite numbers from 0"):
+        model.step(world.drawn(2, generators()), 1.0, rate)
+
+
+def test_a_loss_that_float32_has_no_probability_for_is_large_and_finite(world: Triples) -> None:
+    far = torch.zeros(len(SEEDS), world.tokens, world.tokens)
+    far[:, 0] = 1000.0  # all prompts favour token 0
+    model, drawn = AttentionOnly(far, torch.zeros_like(far)), world.drawn(2, generators())
+    single = Examples(drawn.subject, drawn.query, drawn.answer, drawn.weight.float())
+    assert 80 < float(model.step(single, 0.0, 0.0).min()) < 1000
+
+
 def test_runs_do_not_depend_on_what_they_are_batched_with(world: Triples) -> None:
     def trained(seeds: tuple[int, ...]) -> Tensor:
         some = make_triples(seeds, subjects=12, relations=3, answers=9)
