@@ -297,8 +297,9 @@ def reproduce(
     Run it again to go on; figures share what they have in common.
     """
     from attnbalance.reproduction import reproduce as run
+    from attnbalance.reproduction import usual_workers
 
-    options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "workers": workers}
+    options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "workers": workers or usual_workers()}
     print(f"{run(names, out, **options, command=_command(), progress=_progress())}\n\nResults: {out}")
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnbalance.errors import AttnBalanceError, DataError, OutputError
+from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError, OutputError
 from attnbalance.outputs import MARKER, as_folder, is_finished, provenance, read_json, write_json
 from attnbalance.reproduce.figure import Cell, Figure, Result
 
@@ -34,49 +36,62 @@ def reproduce(
     scale: str = "small",
     seeds: int = 5,
     facts: str = "popqa",
-    workers: int | None = None,
+    workers: int = 1,
     command: str | None = None,
     progress: bool = False,
 ) -> str:
-    """Reproduce figures, or "all", into the folder `out`; returns what was seen and what was not, a line a figure.
+    """Reproduce figures, or "all", into the folder `out`; returns the verdict on each of their claims as text.
 
     Work that is done is not done again, so a killed run goes on, and figures share what they have in common. Writes
-    cells/*.json as they are done and, for each figure, NAME.json and NAME.png; then report.html. `workers` processes
-    work side by side; by default one a GPU, or as many as there are CPU cores, at most four. With more than one name, a
-    figure whose data cannot be had is told as not run; alone it raises. Raises `DataError` for names, scales and seeds
-    that there are not, `OutputError` for a folder that holds something else.
+    cells/*.json as they are done and, for each figure, NAME.json and NAME.png; then report.html, about these and all
+    other figures whose work for these seeds is in the folder. `workers` processes work side by side; a script that asks
+    for more than one must guard its own code with `if __name__ == "__main__":`. With more than one name, a figure whose
+    data cannot be had is told as not run; alone it raises. Raises `DataError` for names, scales and seeds that there
+    are not, `OutputError` for a folder that holds something else, `ModelError` for work that cannot be completed.
     """
     from attnbalance.report.reproduction import answer_of, write_figure, write_page
 
     chosen, out = _chosen(names), as_folder(out)
-    if scale not in SCALES:
-        raise DataError(f"--scale must be {' or '.join(SCALES)}, got {scale!r}")
-    if seeds < 2:
-        raise DataError(f"intervals over seeds need at least 2 of them, got {seeds}")
-    config = {"scale": scale, "facts": facts}
-    _open(out, config)
-    work = {figure.name: figure.cells(scale, range(seeds), facts) for figure in chosen}
-    refused = _run(work, out, workers, progress)
+    if scale not in SCALES or seeds < 2 or workers < 1:
+        raise DataError(
+            f"--scale must be {' or '.join(SCALES)}, --seeds at least 2 for intervals and --workers at least 1; got "
+            f"{scale!r}, {seeds} and {workers}"
+        )
+    _open(out, {"scale": scale})
+    work = {figure.name: figure.cells(scale, range(seeds), facts) for figure in figures().values()}
+    asked = {figure.name: work[figure.name] for figure in chosen}
+    _refuse_others(_distinct(asked), out)
+    refused = _run(asked, out, workers, progress)
     if refused and len(chosen) == 1:
-        raise DataError(refused[chosen[0].name])
+        raise refused[chosen[0].name]
+    known = {name: figure for name, figure in figures().items() if all(_found(out, cell) for cell in work[name])}
     done = {}
-    for figure in chosen:
-        if figure.name not in refused:
-            results = [Result(cell.settings, read_json(_file(out, cell))["values"]) for cell in work[figure.name]]
-            done[figure.name] = write_figure(figure, results, out, scale)
-    answer = answer_of(chosen, done, refused)
-    seconds = sum(read_json(_file(out, cell)).get("seconds", 0.0) for cell in _distinct(work).values())
-    write_page(chosen, done, refused, out, {"scale": scale, "seeds": seeds, "seconds": seconds, "command": command})
-    write_json(out / MARKER, read_json(out / MARKER) | {"answer": answer})
-    return answer
+    for name, figure in known.items():
+        results = [Result(cell.settings, _found(out, cell)["values"]) for cell in work[name]]
+        done[name] = write_figure(figure, results, out, scale)
+    told = {name: str(error) for name, error in refused.items()}
+    seconds = sum(_found(out, cell)["seconds"] for cell in _distinct({name: work[name] for name in known}).values())
+    shown = [figure for name, figure in figures().items() if name in known or name in told]
+    write_page(shown, done, told, out, {"scale": scale, "seeds": seeds, "seconds": seconds, "command": command})
+    return answer_of(chosen, done, told)
+
+
+def usual_workers() -> int:
+    """One process a GPU, or one a CPU core, at most four."""
+    import torch
+
+    return torch.cuda.device_count() or min(4, os.cpu_count() or 1)
 
 
 def run_cell(figure: str, cell: Cell, out: Path) -> None:
-    """Do one piece of work and write its file, whole or not at all."""
+    """Do one piece of work and write its file, whole or not at all; raises `ModelError` for numbers not finite."""
     began = time.perf_counter()
     values = figures()[figure].run(cell.settings)
     about = {"settings": dict(cell.settings), "values": values, "seconds": time.perf_counter() - began}
-    write_json(_file(out, cell), about | provenance())
+    try:
+        write_json(_file(out, cell), about | provenance())
+    except ValueError as error:
+        raise ModelError(f"{cell.name} gave numbers that are not finite ({error})") from error
 
 
 def _chosen(names: Sequence[str]) -> list[Figure]:
@@ -88,7 +103,7 @@ def _chosen(names: Sequence[str]) -> list[Figure]:
 
 
 def _open(out: Path, config: Mapping[str, Any]) -> None:
-    """Make the folder, or go on with one of the same scale and facts."""
+    """Make the folder, or go on with one of the same scale."""
     if is_finished(out, KIND, config):
         return
     try:
@@ -106,81 +121,124 @@ def _distinct(work: Mapping[str, Sequence[Cell]]) -> dict[str, Cell]:
     return {cell.name: cell for cells in work.values() for cell in cells}
 
 
-def _run(work: Mapping[str, Sequence[Cell]], out: Path, workers: int | None, progress: bool) -> dict[str, str]:
+def _run(work: Mapping[str, Sequence[Cell]], out: Path, workers: int, progress: bool) -> dict[str, AttnBalanceError]:
     """Do what is not done yet; returns the figures that could not be, with why."""
     from tqdm import tqdm
 
-    owner = {cell.name: name for name, cells in reversed(list(work.items())) for cell in cells}
     cells = _distinct(work)
-    left = {name: cell for name, cell in cells.items() if not _is_done(out, cell)}
-    refused: dict[str, str] = {}
+    owner = {cell.name: name for name, some in reversed(list(work.items())) for cell in some}
+    left = [cell for cell in cells.values() if not _found(out, cell)]
+    refused: dict[str, AttnBalanceError] = {}
+
+    def wanted(cell: Cell) -> bool:
+        return any(cell in some for name, some in work.items() if name not in refused)
+
     with tqdm(total=len(cells), initial=len(cells) - len(left), unit="fit", disable=not progress) as bar:
-        for name, error in _finished(left, owner, out, _workers(workers, len(left)), refused):
-            bar.set_description(owner[name])
+        jobs = ((owner[cell.name], cell) for cell in left if wanted(cell))
+        for cell, error in _finished(jobs, out, min(workers, len(left))):
+            bar.set_description(owner[cell.name])
             bar.update()
             if error is not None:
-                refused |= {figure: str(error) for figure, some in work.items() if cells[name] in some}
+                refused |= {name: error for name, some in work.items() if cell in some}
     return refused
 
 
 def _finished(
-    left: Mapping[str, Cell], owner: Mapping[str, str], out: Path, workers: int, refused: Mapping[str, str]
-) -> Iterator[tuple[str, AttnBalanceError | None]]:
-    """The names of cells as they are done, with what a user can put right about those that could not be."""
-    if workers == 1:
-        for name, cell in left.items():
-            try:
-                if owner[name] not in refused:
-                    run_cell(owner[name], cell, out)
-            except AttnBalanceError as error:
-                yield name, error
-            else:
-                yield name, None
+    jobs: Iterator[tuple[str, Cell]], out: Path, workers: int
+) -> Iterator[tuple[Cell, AttnBalanceError | None]]:
+    """The cells as they are done, with what a user can put right about those that could not be."""
+    if workers <= 1:
+        for figure, cell in jobs:
+            yield cell, _tried(figure, cell, out)
         return
     with _pool(workers) as pool:
-        waiting = {pool.submit(run_cell, owner[name], cell, out): name for name, cell in left.items()}
-        for future in as_completed(waiting):
-            error = future.exception()
-            if error is not None and not isinstance(error, AttnBalanceError):
-                raise error
-            yield waiting[future], error
+        waiting: dict[Future, Cell] = {}
+        for figure, cell in jobs:
+            waiting[pool.submit(_tried, figure, cell, out)] = cell
+            if len(waiting) == workers:  # no more than can begin at once, so that an interrupt ends all that has begun
+                yield from _first(waiting)
+        while waiting:
+            yield from _first(waiting)
+
+
+def _tried(figure: str, cell: Cell, out: Path) -> AttnBalanceError | None:
+    try:
+        run_cell(figure, cell, out)
+    except BadRowsError as error:
+        return DataError(str(error))  # which a process can hand back
+    except AttnBalanceError as error:
+        return error
+    except Exception as error:
+        error.add_note(f"while working on {cell.name}, for {figure}")
+        raise
+    return None
+
+
+def _first(waiting: dict[Future, Cell]) -> Iterator[tuple[Cell, AttnBalanceError | None]]:
+    """Wait for at least one of the futures and take out those that are done."""
+    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+        cell = waiting.pop(future)
+        try:
+            yield cell, future.result()
+        except BrokenProcessPool as error:
+            raise ModelError(
+                f"a process ended while it worked on {cell.name}: out of memory? Use --workers 1. (A script that asks "
+                'for workers must guard its own code with `if __name__ == "__main__":`)'
+            ) from error
 
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that share the cores and GPUs; on an error or interrupt what has not begun is dropped."""
-    context = multiprocessing.get_context("spawn")
+    """Processes that share the cores and GPUs; on an error or interrupt they end at once."""
+    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
     places = context.SimpleQueue()
     for place in range(workers):
         places.put(place)
     pool = ProcessPoolExecutor(workers, context, _settle, (places, workers))
     try:
         yield pool
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _settle(places: Any, workers: int) -> None:
-    """Give a new process its share of the cores, and a GPU."""
+    """Give a new process its share of the cores, and a GPU; it ends when its parent does."""
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    place = places.get()
     if torch.cuda.is_available():
-        torch.cuda.set_device(places.get() % torch.cuda.device_count())
+        torch.cuda.set_device(place % torch.cuda.device_count())
 
 
-def _workers(asked: int | None, cells: int) -> int:
-    import torch
-
-    if asked is not None and asked < 1:
-        raise DataError(f"--workers must be at least 1, got {asked}")
-    usual = torch.cuda.device_count() or min(4, os.cpu_count() or 1)
-    return max(1, min(asked or usual, cells))
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
-def _is_done(out: Path, cell: Cell) -> bool:
-    """Whether a cell has its result; raises `OutputError` where that is of other settings."""
+def _found(out: Path, cell: Cell) -> dict[str, Any]:
+    """What a cell's file holds; nothing where there is none, or one of other settings."""
     found = read_json(_file(out, cell))
-    if found and found.get("settings") != dict(cell.settings):
-        raise OutputError(f"{_file(out, cell)} is of other settings; name a new folder, or remove that file")
-    return bool(found)
+    return found if found.get("settings") == dict(cell.settings) else {}
+
+
+def _refuse_others(cells: Mapping[str, Cell], out: Path) -> None:
+    """Raise `OutputError` where cells were done with other settings, or by another version of this package."""
+    version = provenance()["versions"]["attnbalance"]  # pyright: ignore[reportIndexIssue]
+    stale = []
+    for cell in cells.values():
+        found = read_json(_file(out, cell))
+        if found and (found.get("settings") != dict(cell.settings) or found["versions"]["attnbalance"] != version):
+            stale.append(f"{cell.name}.json")
+    if stale:
+        raise OutputError(
+            f"{len(stale)} files in {out / 'cells'} are of other settings or another version (first: {stale[0]}); name "
+            "a new folder, or remove that one"
+        )

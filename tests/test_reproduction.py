@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from attnbalance import reproduction
-from attnbalance.errors import DataError, OutputError
+from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.readings.intervals import seed_interval
 from attnbalance.reproduce.figure import Cell, Claim, Figure, Panel, Series, by_seed
 from attnbalance.reproduction import figures, reproduce
@@ -99,7 +100,7 @@ def test_the_page_holds_every_claim_and_escapes_what_it_is_told(tmp_path: Path) 
     reproduce(["all"], tmp_path / "out", seeds=2, facts="absent", workers=1, command="attnbalance reproduce <all>")
     page = (tmp_path / "out" / "report.html").read_text()
     assert "x is &lt;above&gt; 0" in page
-    assert "Someone 2024, &lt;Figure 1&gt;. About $x$ &amp; &lt;b&gt;." in page
+    assert "Someone 2024, &lt;Figure 1&gt;.</strong> About $x$ &amp; &lt;b&gt;." in page
     assert "attnbalance reproduce &lt;all&gt;" in page
     assert "Of 6 claims 2 are seen, 2 not seen, 2 reversed. Not run: real." in page
     assert page.count("<svg") == 2
@@ -113,7 +114,7 @@ def test_a_figure_whose_facts_cannot_be_had_raises_alone_and_is_told_among_other
     with pytest.raises(DataError, match="no such facts"):
         reproduce(["real"], tmp_path / "alone", seeds=2, facts="absent", workers=1)
     answer = reproduce(["real", "first"], tmp_path / "out", seeds=2, facts="absent", workers=1)
-    assert "real (Someone 2024, <Figure 1>): not run: there are no such facts" in answer
+    assert "real (Someone 2024, <Figure 1>)\n  not run: there are no such facts" in answer
     assert not (tmp_path / "out" / "real.json").exists()
 
 
@@ -122,9 +123,9 @@ def test_a_figure_whose_facts_cannot_be_had_raises_alone_and_is_told_among_other
     [
         (["third"], {}, "no figure 'third'; there are all, first, second, real"),
         ([], {}, "no figure"),
-        (["all"], {"scale": "huge"}, "--scale must be small or paper, got 'huge'"),
-        (["all"], {"seeds": 1}, "at least 2 of them, got 1"),
-        (["first"], {"workers": 0}, "--workers must be at least 1, got 0"),
+        (["all"], {"scale": "huge"}, "--scale must be small or paper.*got 'huge', 5 and 1"),
+        (["all"], {"seeds": 1}, "--seeds at least 2.*got 'small', 1 and 1"),
+        (["first"], {"workers": 0}, "--workers at least 1; got 'small', 5 and 0"),
     ],
 )
 def test_what_cannot_be_run_is_refused(names: list[str], options: dict, message: str, tmp_path: Path) -> None:
@@ -132,16 +133,54 @@ def test_what_cannot_be_run_is_refused(names: list[str], options: dict, message:
         reproduce(names, tmp_path / "out", **options)
 
 
-def test_a_folder_of_another_scale_other_facts_or_other_settings_is_refused(tmp_path: Path) -> None:
-    reproduce(["first"], tmp_path, seeds=2, workers=1)
+def test_a_folder_of_another_scale_or_other_settings_is_refused(tmp_path: Path) -> None:
+    reproduce(["first"], tmp_path, seeds=2)
     with pytest.raises(OutputError, match="scale is 'small' there, 'paper' here"):
-        reproduce(["first"], tmp_path, seeds=2, scale="paper", workers=1)
-    with pytest.raises(OutputError, match="facts is 'popqa' there, 'mine' here"):
-        reproduce(["first"], tmp_path, seeds=2, facts="mine", workers=1)
-    path = tmp_path / "cells" / "cell-1-0.json"
-    path.write_text(path.read_text().replace('"k": 1', '"k": 5'))
-    with pytest.raises(OutputError, match=r"cell-1-0.json is of other settings"):
-        reproduce(["first"], tmp_path, seeds=2, workers=1)
+        reproduce(["first"], tmp_path, seeds=2, scale="paper")
+    for old, new in (('"k": 1', '"k": 5'), ('"attnbalance": "0', '"attnbalance": "9')):
+        path = tmp_path / "cells" / "cell-1-0.json"
+        before = path.read_text()
+        path.write_text(before.replace(old, new))
+        with pytest.raises(OutputError, match=r"1 files in .* another version \(first: cell-1-0.json\)"):
+            reproduce(["first"], tmp_path, seeds=2)
+        path.write_text(before)
+    assert reproduce(["first"], tmp_path, seeds=2)
+
+
+def test_facts_may_come_later(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such facts"):
+        reproduce(["real"], tmp_path, seeds=2, facts="absent")
+    reproduce(["first"], tmp_path, seeds=2, facts="wherever")
+    assert "seen" in reproduce(["real"], tmp_path, seeds=2, facts="there")
+
+
+def test_the_page_is_about_all_figures_of_the_folder_and_the_answer_about_those_asked_for(tmp_path: Path) -> None:
+    reproduce(["first"], tmp_path, seeds=2)
+    answer = reproduce(["second"], tmp_path, seeds=2)
+    page = (tmp_path / "report.html").read_text()
+    assert "Of 6 claims" in page
+    assert 'id="first"' in page
+    assert 'id="second"' in page
+    assert answer.startswith("Of 3 claims")
+    assert "first" not in answer
+
+
+def test_numbers_that_are_not_finite_are_an_error_that_names_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = replace(figure("broken", (1,)), run=lambda settings: {"x": float("nan")})
+    monkeypatch.setattr(reproduction, "figures", lambda: {"broken": broken})
+    with pytest.raises(ModelError, match="cell-1-0 gave numbers that are not finite"):
+        reproduce(["broken"], tmp_path, seeds=2)
+    assert not list((tmp_path / "cells").glob("cell*"))
+
+
+def test_an_error_of_ours_says_what_it_was_working_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(figure("broken", (1,)), run=lambda settings: 1 / 0)
+    monkeypatch.setattr(reproduction, "figures", lambda: {"broken": broken})
+    with pytest.raises(ZeroDivisionError) as caught:
+        reproduce(["broken"], tmp_path, seeds=2)
+    assert caught.value.__notes__ == ["while working on cell-1-0, for broken"]
 
 
 FAST = ["ghosal-fig6", "--seeds", "2", "--workers", "2"]
@@ -151,22 +190,48 @@ def command(out: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "attnbalance.cli", "reproduce", *options, "--out", str(out)]
 
 
-@pytest.mark.usefixtures("real_figures")
-def test_two_processes_killed_on_the_way_give_what_one_gives(tmp_path: Path) -> None:
-    killed = subprocess.Popen(
-        command(tmp_path / "two", *FAST), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+def begun(out: Path) -> subprocess.Popen:
+    """Two processes at work on Figure 6, after the first of its results."""
+    found = subprocess.Popen(
+        command(out, *FAST), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    cells = tmp_path / "two" / "cells"
-    while killed.poll() is None and len(list(cells.glob("*.json"))) < 2:
+    while found.poll() is None and not list((out / "cells").glob("[!.]*.json")):
         time.sleep(0.05)
-    os.killpg(killed.pid, signal.SIGKILL)
+    return found
+
+
+def left_behind(group: int) -> bool:
+    """Whether any process of a session is left after ten seconds."""
+    for _ in range(200):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.usefixtures("real_figures")
+def test_two_processes_killed_on_the_way_leave_none_behind_and_give_what_one_gives(tmp_path: Path) -> None:
+    killed, cells = begun(tmp_path / "two"), tmp_path / "two" / "cells"
+    os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
-    assert 0 < len(list(cells.glob("[!.]*.json"))) < 6
+    assert not left_behind(killed.pid)  # the workers end with their parent
+    assert 0 < len(list(cells.glob("[!.]*.json"))) < 8
     two = subprocess.run(command(tmp_path / "two", *FAST), capture_output=True, text=True, check=True).stdout
-    one = reproduce(["ghosal-fig6"], tmp_path / "one", seeds=2, workers=1)
+    one = reproduce(["ghosal-fig6"], tmp_path / "one", seeds=2)
     assert one in two
     first, second = (json.loads((tmp_path / name / "ghosal-fig6.json").read_text()) for name in ("one", "two"))
     assert first == second
+
+
+def test_control_c_ends_all_at_once_with_one_message_and_code_2(tmp_path: Path) -> None:
+    running = begun(tmp_path / "out")
+    os.killpg(running.pid, signal.SIGINT)
+    said, _ = running.communicate(timeout=30)
+    assert running.returncode == 2
+    assert "interrupted" in said
+    assert not left_behind(running.pid)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnbalance.outputs import provenance, replacing, write_json, write_text
-from attnbalance.readings.intervals import Interval
+from attnbalance.readings.intervals import Interval, finite
 from attnbalance.report.figures import axes_of, legend, look, save
 from attnbalance.report.html import render, svg
 from attnbalance.report.wording import listed
@@ -84,11 +84,14 @@ def headline(done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
 
 
 def answer_of(figures: Sequence[Figure], done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
-    """What was seen, a paragraph a figure, as text."""
-    lines = [headline(done, refused)]
+    """The verdict on each claim of some figures, a line each, as text."""
+    lines = [headline({figure.name: done[figure.name] for figure in figures if figure.name in done}, refused)]
     for figure in figures:
-        told = sentence(done[figure.name].claims) if figure.name in done else f"not run: {refused[figure.name]}"
-        lines.append(f"{figure.name} ({figure.source}): {told}")
+        lines.append(f"\n{figure.name} ({figure.source})")
+        if figure.name not in done:
+            lines.append(f"  not run: {refused[figure.name]}")
+            continue
+        lines += [f"  {claim.verdict:8}  {claim.says}: {number(claim)}" for claim in done[figure.name].claims]
     return "\n".join(lines)
 
 
@@ -116,7 +119,7 @@ def interval(found: Interval) -> str:
 def claim_as_dict(claim: Claim) -> dict[str, Any]:
     """A claim as JSON."""
     told = {"says": claim.says, "measured": claim.measured, "verdict": claim.verdict, "margin": claim.margin}
-    return told | {"interval": claim.interval.as_dict(), "by seed": list(claim.values)}
+    return told | {"interval": claim.interval.as_dict(), "by seed": [finite(one) for one in claim.values]}
 
 
 def panel_as_dict(panel: Panel) -> dict[str, Any]:
@@ -134,6 +137,12 @@ def draw_panels(panels: Sequence[Panel]) -> Drawing:
             _draw(ax, panel)
         for ax in axes[len(panels) :]:
             ax.set_visible(False)
+        for first in range(0, len(panels), columns):
+            row = range(first, min(first + columns, len(panels)))
+            if len({panels[i].y_label for i in row}) == 1:
+                limits = [axes[i].get_ylim() for i in row]
+                for i in row:
+                    axes[i].set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
         shared = len({tuple(s.label for s in panel.series) for panel in panels}) == 1
         if shared and len(panels[0].series) > 1:
             legend(drawing, axes[0].get_legend_handles_labels()[0])

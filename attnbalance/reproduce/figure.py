@@ -99,6 +99,11 @@ def by_seed(results: Sequence[Result], value: Callable[[Result], float], **setti
     return tuple(value(one) for one in sorted(chosen, key=lambda one: one.settings["seed"]))
 
 
+def minus(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
+    """The difference seed by seed."""
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
 def over_seeds(table: Sequence[Sequence[float]], *, shares: bool = True) -> tuple[Interval, ...]:
     """An interval over seeds for each column of a table [seed, column]; within 0 and 1 where these are shares."""
     found = tuple(seed_interval(column) for column in zip(*table, strict=True))

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from attnbalance.reproduce.figure import Cell, Claim, Figure, Panel, Result, Series, by_seed, over_seeds
+from attnbalance.reproduce.figure import Cell, Claim, Figure, Panel, Result, Series, by_seed, minus, over_seeds
 from attnbalance.theory.attention_only import AttentionOnly, attention_only
 from attnbalance.theory.dynamics import descend
-from attnbalance.theory.triples import Triples, make_triples, split_subjects
+from attnbalance.theory.triples import Examples, Triples, make_triples, split_subjects
 
 REGIMES: dict[str, dict[str, Any]] = {
     "attention fast": {"batch_size": 8, "rate": 200.0, "steps": 600, "rate_V": 20.0, "rate_KQ": 40.0},
@@ -41,8 +41,11 @@ def _run_one_layer(settings: Mapping[str, Any]) -> dict[str, Any]:
     world = make_triples([seed], **settings["world"])
     model, generator = attention_only(world.tokens, [seed]), torch.Generator().manual_seed(seed)
     moves = settings["rate"] if settings["regime"] == "stored evenly" else 0.0
-    for _ in range(settings["steps"]):
-        model.step(world.drawn(settings["batch_size"], [generator]), settings["rate"], moves)
+
+    def statements() -> Examples:
+        return world.drawn(settings["batch_size"], [generator])
+
+    descend(lambda _: model.step(statements(), settings["rate"], moves), dict, settings["steps"], ())
     stated = model.correct(world.examples()).double().mean()
     found = {split: _finetune_one_layer(model, world, split, settings) for split in ("top", "bottom")}
     return found | {"stated": float(stated)}
@@ -51,7 +54,7 @@ def _run_one_layer(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _finetune_one_layer(
     model: AttentionOnly, world: Triples, split: str, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    tuned = AttentionOnly(model.W_V.mT.clone().mT, model.W_KQ.clone())
+    tuned = model.copy()
     chosen = split_subjects(world, split, [settings["seed"]])
     train, heldout = world.of(chosen.trained), world.of(chosen.heldout)
     even = torch.full_like(heldout.weight, 0.5)
@@ -67,9 +70,8 @@ def _finetune_one_layer(
             "salience": tuned.salience(heldout).mean(1),
         }
 
-    seen = descend(
-        lambda _: tuned.step(train, settings["rate_V"], settings["rate_KQ"]), observe, max(OBSERVED), OBSERVED
-    )
+    rates = settings["rate_V"], settings["rate_KQ"]
+    seen = descend(lambda _: tuned.step(train, *rates), observe, OBSERVED[-1], OBSERVED, lambda: tuned.loss(train))
     return {"steps": list(seen.steps)} | {name: values[:, 0].tolist() for name, values in seen.values.items()}
 
 
@@ -86,59 +88,36 @@ def _panels_6(results: Sequence[Result]) -> list[Panel]:
 
 
 def _claims_6(results: Sequence[Result]) -> list[Claim]:
-    def at(split: str, name: str, step: int, regime: str = "attention fast") -> tuple[float, ...]:
+    """What the paper shows at the end, asked of every regime; and how it comes about in those where it does."""
+
+    def at(split: str, name: str, step: int, regime: str) -> tuple[float, ...]:
         place = OBSERVED.index(step)
         return by_seed(results, lambda one: one.values[split][name][place], regime=regime)
 
-    def minus(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
-        return tuple(x - y for x, y in zip(a, b, strict=True))
+    def bottom(name: str, regime: str, before: int, after: int) -> tuple[float, ...]:
+        return minus(at("bottom", name, before, regime), at("bottom", name, after, regime))
 
-    bottom = at("bottom", "accuracy", 100)
-    fast, slow = (at("bottom", "relation attention", 100, regime) for regime in ("attention fast", "values first"))
+    end, claims = OBSERVED[-1], []
+    for regime in REGIMES:
+        looked = [at(split, "subject attention", end, regime) for split in ("top", "bottom")]
+        right = [at(split, "accuracy", end, regime) for split in ("top", "bottom")]
+        gone = tuple(0.1 - one for one in looked[1])
+        claims += [
+            Claim(f"{regime}: FT-bottom's relation attention ends near 1", "relation attention minus 0.9", gone),
+            Claim(f"{regime}: FT-top ends with more attention on the subject", "top minus bottom", minus(*looked)),
+            Claim(f"{regime}: FT-top ends with more right answers", "accuracy, top minus bottom", minus(*right)),
+        ]
+    fast, first = "attention fast", "attention first"
+    hidden = minus(at("bottom", "accuracy at even attention", end, fast), at("bottom", "accuracy", end, fast))
     return [
+        *claims,
         Claim(
-            "FT-bottom's relation attention goes to 1 (attention fast)",
-            "relation attention at step 100, minus 0.9",
-            tuple(one - 0.9 for one in fast),
+            f"{fast}: FT-bottom's accuracy falls", "before finetuning minus the end", bottom("accuracy", fast, 0, end)
         ),
-        Claim(
-            "it does not where the values move first",
-            "0.9 minus relation attention at step 100",
-            tuple(0.9 - one for one in slow),
-        ),
-        Claim(
-            "accuracy falls below where it began once the subject is ignored (FT-bottom, attention fast)",
-            "accuracy before finetuning minus at step 10",
-            minus(at("bottom", "accuracy", 0), at("bottom", "accuracy", 10)),
-        ),
-        Claim(
-            "accuracy first rises, then falls steeply (FT-bottom, attention first): the rise",
-            "accuracy at step 1 minus before",
-            minus(at("bottom", "accuracy", 1, "attention first"), at("bottom", "accuracy", 0, "attention first")),
-        ),
-        Claim(
-            "accuracy first rises, then falls steeply (FT-bottom, attention first): the fall",
-            "accuracy at step 1 minus at step 10",
-            minus(at("bottom", "accuracy", 1, "attention first"), at("bottom", "accuracy", 10, "attention first")),
-        ),
-        Claim(
-            "what is lost is hidden, not forgotten (FT-bottom, attention fast)",
-            "accuracy at even attention minus accuracy, step 100",
-            minus(at("bottom", "accuracy at even attention", 100), bottom),
-        ),
-        *(
-            Claim(
-                f"FT-top keeps more attention on the subject than FT-bottom ({regime})",
-                "difference in subject attention, step 100",
-                minus(at("top", "subject attention", 100, regime), at("bottom", "subject attention", 100, regime)),
-            )
-            for regime in ("attention fast", "attention first")
-        ),
-        Claim(
-            "FT-top answers more held-out prompts than FT-bottom (attention fast)",
-            "difference in accuracy, step 100",
-            minus(at("top", "accuracy", 100), bottom),
-        ),
+        Claim(f"{fast}: what is lost is hidden, not forgotten", "accuracy at even attention minus accuracy", hidden),
+        Claim(f"{first}: FT-bottom's accuracy first rises", "step 1 minus step 0", bottom("accuracy", first, 1, 0)),
+        Claim(f"{first}: and then falls steeply", "step 1 minus step 10", bottom("accuracy", first, 1, 10)),
+        Claim(f"{first}: and stays down", "step 1 minus the end", bottom("accuracy", first, 1, end)),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from attnbalance.reproduce.figure import Cell, Claim, Figure, Panel, Result, Series, over_seeds
+from attnbalance.reproduce.figure import Cell, Claim, Figure, Panel, Result, Series, minus, over_seeds
 from attnbalance.reproduce.goyal_runs import (
     ARMS,
     ATTENTION_ONLY,
@@ -27,6 +27,9 @@ SCALES: Mapping[str, Mapping[str, float]] = {
     "paper": {"points": 30, "tests": 20, "subjects": 170, "answers": 300, "steps": 1200, "learning_rate": 1.5},
 }
 """`points` is the number of C points, and of C+S and of S points; the seed changes it and the answers by a little."""
+
+
+LOST = "M_C at its peak minus end, minus 0.01"
 
 
 def _cells(name: str, arms: Sequence[str]) -> Callable[[str, Sequence[int], str], list[Cell]]:
@@ -52,14 +55,17 @@ def _line(label: str, results: Sequence[Result], name: str, *, shares: bool = Tr
 
 
 def _turn(results: Sequence[Result], name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What each seed gains up to the step at which the mean over seeds is highest, and what it loses from there on.
+    """What each seed gains up to the step at which the other seeds' mean is highest, and what it loses from there on.
 
-    One step for all seeds: each seed's own highest value can never lie below its first and last, whatever happens.
+    A seed's own highest value can never lie below its first and last, whatever happens.
     """
     rows = [one.values[name] for one in results]
-    means = [sum(row) for row in zip(*rows, strict=True)]
-    peak = means.index(max(means))
-    return tuple(row[peak] - row[0] for row in rows), tuple(row[peak] - row[-1] for row in rows)
+    peaks = []
+    for i in range(len(rows)):
+        means = [sum(row) for row in zip(*(row for j, row in enumerate(rows) if j != i), strict=True)]
+        peaks.append(means.index(max(means)))
+    chosen = list(zip(rows, peaks, strict=True))
+    return tuple(row[k] - row[0] for row, k in chosen), tuple(row[k] - row[-1] for row, k in chosen)
 
 
 def _proposition_1_panels(results: Sequence[Result]) -> list[Panel]:
@@ -81,26 +87,21 @@ def _proposition_1_panels(results: Sequence[Result]) -> list[Panel]:
 def _proposition_1_claims(results: Sequence[Result]) -> list[Claim]:
     found = _arm(results, PLAIN)
     rise, fall = _turn(found, "test")
-    start = tuple(one.values["theta_C"][0] for one in found)
-    subjects = tuple(-one.values["theta_S"][0] for one in found)
+    start = tuple(min(one.values["theta_C"][0], -one.values["theta_S"][0]) for one in found)
     low = tuple(-min(one.values["theta_C"]) for one in found)
     overlapping = _turn(found, OVERLAPPING)[1]
-    flipped = tuple(-one.values["balance"][RATES.index(1.5)] if one.values["balance"] else 0.0 for one in found)
+    large = tuple(-1.0 if one.values["balance"] is None else 1.0 for one in found)
+    pulls = "theta_C's part of -gradient and minus theta_S's, the lesser, at step 0"
     return [
-        Claim("First phase: the gradient raises the score of contexts", "theta_C's part of -gradient at step 0", start),
-        Claim("First phase: and lowers that of subjects", "minus theta_S's part of -gradient at step 0", subjects),
+        Claim("First phase: contexts gain score and subjects lose it", pulls, start),
         Claim("First phase: attention to the context rises", "test points, peak minus step 0", rise),
         Claim("Second phase: the gradient's sign turns, in small steps", "minus the least of theta_C's part", low),
         Claim("Second phase: attention to the context falls", "test points, peak minus end", fall),
-        Claim("It falls most in C+S points", "C+S minus test points, peak minus end", _minus(overlapping, fall)),
+        Claim("It falls most in C+S points", "C+S minus test points, peak minus end", minus(overlapping, fall)),
         Claim(
-            "Second phase after one step of a large rate", "minus the balance of pulls at 1.5 eta*, -1 to 1", flipped
+            "There is a rate, eta*, after one step of which the sign has turned", "1 where found, -1 where not", large
         ),
     ]
-
-
-def _minus(left: Sequence[float], right: Sequence[float]) -> tuple[float, ...]:
-    return tuple(a - b for a, b in zip(left, right, strict=True))
 
 
 def _theorem_1_panels(results: Sequence[Result]) -> list[Panel]:
@@ -118,6 +119,7 @@ def _theorem_1_panels(results: Sequence[Result]) -> list[Panel]:
 
 def _theorem_1_claims(results: Sequence[Result]) -> list[Claim]:
     turns = {arm: _turn(_arm(results, arm), "M_C") for arm in (PLAIN, *LIMITS)}
+    inverted = {arm: tuple(one - 0.01 for one in fall) for arm, (_, fall) in turns.items()}
     ends = {arm: [one.values["M_C"][-1] for one in _arm(results, arm)] for arm in ARMS + LIMITS}
     tops = {arm: [max(one.values["M_C"]) for one in _arm(results, arm)] for arm in (PLAIN, RECALLED)}
     compared = (
@@ -130,19 +132,17 @@ def _theorem_1_claims(results: Sequence[Result]) -> list[Claim]:
     )
     return [
         Claim("M_C rises at first", "plain: M_C at its peak minus step 0", turns[PLAIN][0]),
-        Claim(
-            "Context-parametric inversion: M_C falls afterwards", "plain: M_C at its peak minus end", turns[PLAIN][1]
-        ),
+        Claim("Context-parametric inversion: M_C falls afterwards", f"plain: {LOST}", inverted[PLAIN]),
         *(
             Claim(
                 says,
                 f"{'highest M_C' if where is tops else 'M_C at the end'}: {one} minus {other}",
-                _minus(where[one], where[other]),
+                minus(where[one], where[other]),
             )
             for says, one, other, where in compared
         ),
-        Claim("Inversion also where |D_C| = 2 |D_C+S|", f"{DOUBLED}: M_C at its peak minus end", turns[DOUBLED][1]),
-        Claim("Inversion also where memory is weaker", f"{WEAK}: M_C at its peak minus end", turns[WEAK][1]),
+        Claim("Inversion also where |D_C| = 2 |D_C+S|", f"{DOUBLED}: {LOST}", inverted[DOUBLED]),
+        Claim("Inversion also where memory is weaker", f"{WEAK}: {LOST}", inverted[WEAK]),
     ]
 
 
@@ -155,7 +155,7 @@ GOYAL_PROP1 = Figure(
         "A simulation of the one-layer model with W_V frozen: about 10 C and 10 C+S points, 60 subjects and 130 to 156 "
         "answers (30, 30, 170 and 300 to 360 at paper scale), values and W_KQ noisy where the assumptions have them "
         "alike. The proposition is about one step of the large rate eta*; here are hundreds of ordinary steps, and "
-        "that step beside them."
+        "that step beside them. theta_C and theta_S are the directions that all contexts and all subjects share."
     ),
     cells=_cells("goyal-prop1", (PLAIN,)),
     run=run_proposition_1,
@@ -167,11 +167,12 @@ GOYAL_THM1 = Figure(
     name="goyal-thm1",
     source=_SOURCE.format("Theorem 1 and sections 4.2, 5"),
     about=(
+        "M_C is the share of the context's answer among the context's and the memorised one, where these differ. "
         "A simulation of the one-layer model, with the sizes of goyal-prop1, and knowledge conflicts as test points "
         "that share no token with training but r. Unlike in the theorem W_V learns too, at W_KQ's rate, steps are "
         "small, r takes a little of the attention so that S points can act, and memory's lead over the context is 0.85 "
         "to 0.98 of the context's lead over chance, near the most that Proposition 1 allows (0.3 to 0.5 where it is "
-        "called weak)."
+        "called weak). Mitigation is judged at the end; on the way training attention only may lie below plain."
     ),
     cells=_cells("goyal-thm1", ARMS + LIMITS),
     run=run_theorem_1,

@@ -126,7 +126,8 @@ def pretrain(model: AttentionMLP, samples: Samples, stages: Stages) -> tuple[Att
         copies.append(model.copy())
         return {}
 
-    descend(lambda t: model.step(samples, stages.rate(t)), keep, stages.ends[-1], stages.ends)
+    last = stages.ends[-1]
+    descend(lambda t: model.step(samples, stages.rate(t)), keep, last, stages.ends, lambda: model.loss(samples))
     return copies[0], copies[1], copies[2]
 
 
@@ -144,7 +145,7 @@ def extract(acquired: Acquired, setting: Setting, at: Sequence[int]) -> Trajecto
     def step(_: int) -> Float[Tensor, " run"]:
         return model.step(split.train, setting.rate, rank_one=setting.rank_one)
 
-    return descend(step, lambda: _accuracies(model, split), setting.steps, at)
+    return descend(step, lambda: _accuracies(model, split), setting.steps, at, lambda: model.loss(split.train))
 
 
 def _accuracies(model: AttentionMLP, split: Split) -> dict[str, Float[Tensor, " run"]]:

@@ -7,6 +7,7 @@ may differ in seed, in facts and in learning rate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -164,9 +165,9 @@ def _runs(table: Tensor) -> Int[Tensor, "run 1"]:
 
 def _check_rates(*rates: float | Tensor) -> None:
     for rate in rates:
-        found = torch.as_tensor(rate)
-        if not bool(((found >= 0) & found.isfinite()).all()):
-            raise DataError(f"learning rates are finite numbers from 0, got {found.tolist()}")
+        found = rate.tolist() if isinstance(rate, Tensor) else [rate]
+        if not all(0 <= one < math.inf for one in found):
+            raise DataError(f"learning rates are finite numbers from 0, got {found}")
 
 
 def _column(rate: float | Tensor) -> float | Tensor:

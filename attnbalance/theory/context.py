@@ -232,4 +232,4 @@ def train(
         now = descended(now, points, attention_rate=attention_rate, value_rate=value_rate)
         return loss
 
-    return descend(step, lambda: observe(now), steps, at)
+    return descend(step, lambda: observe(now), steps, at, lambda: losses(now, points).mean(dim=-1))

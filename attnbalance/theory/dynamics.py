@@ -32,11 +32,13 @@ def descend(
     observe: Callable[[], Mapping[str, Float[Tensor, "run ..."]]],
     steps: int,
     at: Sequence[int],
+    final: Callable[[], Float[Tensor, " run"]] | None = None,
 ) -> Trajectory:
     """Take `steps` steps of training and observe the runs after those numbered in `at`; 0 is before the first.
 
-    `step(t)` takes step t (from 1) of all runs in place and returns each run's loss before it. Raises
-    `DivergenceError`, naming step and run, where a loss is no finite number or above `DIVERGED` times its first value.
+    `step(t)` takes step t (from 1) of all runs in place and returns each run's loss before it; `final()` gives the loss
+    after the last, so that this one is checked as well. Raises `DivergenceError`, naming step and run, where a loss is
+    no finite number or above `DIVERGED` times its first value.
     """
     wanted, seen = sorted({t for t in at if 0 <= t <= steps}), []
     if wanted and wanted[0] == 0:
@@ -48,6 +50,8 @@ def descend(
         _check(loss, first, t)
         if len(seen) < len(wanted) and wanted[len(seen)] == t:
             seen.append(observe())
+    if first is not None and final is not None:
+        _check(final(), first, steps)
     names = seen[0] if seen else ()
     return Trajectory(tuple(wanted), {name: torch.stack([one[name] for one in seen]) for name in names})
 

@@ -46,6 +46,8 @@ def test_cells_become_panels_and_claims_with_one_value_a_seed() -> None:
         assert all(series.x == OBSERVED and len(series.y) == len(OBSERVED) for series in panel.series)
     claims = FIG6.claims(results)
     assert all(len(claim.values) == 2 for claim in claims)
-    place = OBSERVED.index(100)
-    fast = [one.values["bottom"]["subject attention"][place] for one in results[:2]]
-    assert claims[0].values == pytest.approx([0.1 - one for one in fast])
+    ends = {split: [one.values[split] for one in results[:2]] for split in ("top", "bottom")}
+    looked = {split: [one["subject attention"][-1] for one in found] for split, found in ends.items()}
+    assert claims[0].values == pytest.approx([0.1 - one for one in looked["bottom"]])
+    assert claims[1].values == pytest.approx([a - b for a, b in zip(looked["top"], looked["bottom"], strict=True)])
+    assert [claim.says.split(":")[0] for claim in claims[: 3 * len(REGIMES) : 3]] == list(REGIMES)

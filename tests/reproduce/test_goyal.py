@@ -150,7 +150,9 @@ def test_losses_by_the_peak_are_zero_where_nothing_falls() -> None:
     found = [Result({"seed": seed, "arm": arm}, rising) for seed in SEEDS for arm in ARMS + LIMITS]
     claims = {claim.says: claim.values for claim in GOYAL_THM1.claims(found)}
     assert claims["M_C rises at first"] == pytest.approx([0.2] * 3)
-    assert claims["Context-parametric inversion: M_C falls afterwards"] == (0.0, 0.0, 0.0)
+    assert claims["Context-parametric inversion: M_C falls afterwards"] == pytest.approx(
+        [-0.01] * 3
+    )  # less the least that counts
 
 
 @pytest.mark.parametrize(("arm", "leads"), [(PLAIN, LEAD), (WEAK, WEAK_LEAD)])

@@ -134,12 +134,13 @@ def test_cells_have_names_of_their_own_and_settings_that_json_holds() -> None:
 
 
 def made_up(accuracy: Any) -> list[Result]:
-    """Results of Figure 2's cells whose accuracies are a function of model, K, M and share."""
+    """Results of Figure 2's cells whose accuracies are a function of model, K, M and share, halved with more pairs."""
     results = []
     for cell in FIGURES["xu-chen-fig2"].cells("small", (0, 1, 2), ""):
         s, values = cell.settings, {"gap": 0.0}
         for share in s["shares"]:
             top = accuracy(s["model"], s["multiplicity"], s["universe"], share) + 0.001 * s["seed"]
+            top /= 2 if s["pairs"] == 150 else 1
             curve = {name: [0.0, top, 0.0] for name in ("train", "frequent", "rare", "test")}
             values[curve_name(share)] = {"steps": [0, 1, 2]} | curve
         results.append(Result(s, values))
@@ -149,13 +150,17 @@ def made_up(accuracy: Any) -> list[Result]:
 def test_trends_of_figure_2_are_read_off_its_sweeps() -> None:
     results = made_up(lambda model, K, M, share: K / 10 + share - M / 1000 if model == "GPT-2" else 0.3)
     claims = FIGURES["xu-chen-fig2"].claims(results)
-    assert [claim.verdict for claim in claims] == ["not seen"] * 3 + ["seen"] * 3
+    assert [claim.verdict for claim in claims] == ["not seen"] * 3 + ["seen"] * 4
     assert claims[3].values == pytest.approx((0.3,) * 3)
     assert claims[4].values == pytest.approx((0.45,) * 3)
     assert claims[5].values == pytest.approx((0.112,) * 3)
+    assert claims[6].values == pytest.approx((0.056,) * 3)
+    assert claims[6].says == f"{claims[5].says}, where K = 1 and pairs are 150"
     panels = FIGURES["xu-chen-fig2"].panels(results)
-    assert [panel.series[0].x for panel in panels] == [(1, 2, 4), (0.05, 0.2, 0.5), (16, 64, 128)]
+    assert [panel.series[0].x for panel in panels] == [(1, 2, 4), (0.05, 0.2, 0.5), (16, 64, 128), (16, 64, 128)]
     assert panels[0].series[3].y[-1].mean == pytest.approx(0.4 + 0.2 - 0.064 + 0.001)
+    assert [one.label for one in panels[3].series] == ["GPT-2", "GPT-2, frequent", "GPT-2, rare"]
+    assert panels[3].series[0].y[-1].mean == pytest.approx((0.1 + 0.2 - 0.128 + 0.001) / 2)
 
 
 def test_what_is_lost_by_the_end_uses_the_other_seeds_best_step() -> None:
@@ -179,9 +184,20 @@ def test_steps_are_judged_for_each_model_and_rank() -> None:
 def test_table_3_is_judged_from_its_losses() -> None:
     results = []
     for cell in FIGURES["xu-chen-table3"].cells("small", (0, 1), ""):
-        loss = {"attention only": 3.0, "simplified": 0.83}.get(cell.settings["architecture"], 0.81)
-        results.append(Result(cell.settings, {"entropy": 0.8, "loss": loss, "accuracy": 1.0}))
-    verdicts = [claim.verdict for claim in FIGURES["xu-chen-table3"].claims(results)]
-    expected = ["seen", "seen", "reversed", "seen", "seen", "not seen", "seen", "reversed", "reversed"]
-    assert verdicts == expected
+        name = cell.settings["architecture"]
+        loss = {"attention only": 3.0, "simplified": 0.83}.get(name, 0.81)
+        accuracy = 0.5 if name == architectures.FEW else 1.0
+        results.append(Result(cell.settings, {"entropy": 0.8, "loss": loss, "accuracy": accuracy}))
+    claims = FIGURES["xu-chen-table3"].claims(results)
+    expected = ["seen", "seen", "reversed", "seen", "seen", "not seen", "seen", "seen", "reversed", "reversed"]
+    assert [claim.verdict for claim in claims] == expected
+    assert claims[7].values == pytest.approx((0.5, 0.5))
     assert [len(panel.series) for panel in FIGURES["xu-chen-table3"].panels(results)] == [2, 2]
+
+
+def test_few_pairs_share_more_phrases_and_so_do_those_with_the_context_token() -> None:
+    for scale in ("small", "paper"):
+        for cell in FIGURES["xu-chen-table3"].cells(scale, (0,), ""):
+            s = cell.settings
+            few = s["context"] or s["architecture"] == architectures.FEW
+            assert s["universe"] == (10 if few else 5), cell.name
