@@ -66,8 +66,9 @@ def theorem_a5(model: AttentionOnly, asked: Examples) -> Outcome:
     inequality Att_s S <= Att_q d comes to this. Section 4.2 prints Att_s <= d / S, which is too weak: it leaves out
     Att_q = 1 - Att_s. `hiding_attention` is the exact threshold, never below d / (S + d).
 
-    A query's answers A^r are those of the facts given, so that A.3 is met. That W_V with W_KQ = 0 gets every fact right
-    is an assumption here and not only a conclusion: it does not follow from A.2 to A.4, as A.5 has it.
+    To try it, take `memorising_model(world)` and `world.examples()`, and add a little to W_V's entry of one of each
+    query's answers. A query's answers A^r are those of the facts given, so that A.3 is met. That W_V with W_KQ = 0 gets
+    every fact right is an assumption here and not only a conclusion: it does not follow from A.2 to A.4, as A.5 has it.
     """
     d = _favoured(model, asked)
     hidden, needed = d > 0, _sufficient(model, asked, d)
@@ -116,8 +117,11 @@ def theorem_a11(model: AttentionOnly, fact: Examples, *, rate: float = 1.0, prom
     (phi(s) - phi(p)) phi(p)^T: A.5's condensed form leaves out Att_s Att_p, and its proof adds t outside of the
     exponential, where it belongs inside. What decides is the change of the log-odds of s' against the prompt token,
     which shows where attention is too near 0 or 1 to move by a digit; `measured` has the change of attention, too.
-    Raises `DataError` for more than one fact.
+    Raises `DataError` for more than one fact, and tokens that the model does not have.
     """
+    known = model.W_KQ.shape[-1]
+    if max(int(fact.subject.max()), int(fact.query.max()), int(fact.answer.max()), prompt or 0) >= known:
+        raise DataError(f"the model has tokens 0 to {known - 1}; the fact or the prompt {prompt} names others")
     if fact.subject.shape != (1, 1):
         raise DataError(f"a step on one fact of one run is asked for, got examples {tuple(fact.subject.shape)}")
     relevance, asked = model.relevance(fact), int(fact.query) if prompt is None else prompt
@@ -299,4 +303,4 @@ def _favoured(model: AttentionOnly, asked: Examples) -> Float[Tensor, "run examp
 
 def _sufficient(model: AttentionOnly, asked: Examples, d: Float[Tensor, "run example"]) -> Float[Tensor, "run example"]:
     """The attention d / (S + d), less a little so that ties break."""
-    return d / (model.salience(asked) + d).clamp(min=1e-300) * (1 - 1e-9)
+    return (d / (model.salience(asked) + d).clamp(min=1e-300)).clamp(max=1.0) * (1 - 1e-9)

@@ -231,6 +231,9 @@ def test_theorem_a11_fails_with_another_prompt_token_and_for_steps_uphill() -> N
     still = theorem_a11(AttentionOnly(torch.zeros_like(model.W_V), model.W_KQ), example(0, 8, 9))
     assert not still.assumptions["s_rel and p_rel differ"]
     assert not still.holds
+    for fact, prompt in ((example(0, 8, 10), None), (example(0, 8, 9), 10)):
+        with pytest.raises(DataError, match="the model has tokens 0 to 9"):
+            theorem_a11(model, fact, prompt=prompt)
     with pytest.raises(DataError, match="a step on one fact of one run"):
         theorem_a11(model, example(0, 8, 9).take(torch.tensor([[0, 0]])))
 

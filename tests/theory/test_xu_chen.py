@@ -50,7 +50,7 @@ every = settings(max_examples=200, deadline=None, derandomize=True)
 
 @functools.cache
 def trained(shape: int) -> Acquired:
-    lengths = 2.0 + torch.rand(EACH, generator=torch.Generator().manual_seed(shape))
+    lengths = 2.5 + 0.5 * torch.rand(EACH, generator=torch.Generator().manual_seed(shape))
     setting = replace(SHAPES[shape], context_norm=tuple(lengths.tolist()))
     return acquire(setting, range(EACH * shape, EACH * (shape + 1)))
 
