@@ -28,6 +28,10 @@ TYPED = (
     "attnbalance.finetune.ranking",
     "attnbalance.finetune.targets",
     "attnbalance.finetune.trainer",
+    "attnbalance.reproduce.directors",
+    "attnbalance.reproduce.small_gpt2",
+    "attnbalance.reproduce.standard_layer",
+    "attnbalance.reproduce.two_tokens",
     "attnbalance.theory",
 )
 """Modules with tensors in their signatures; attnbalance.models.rows is left out, since it is traced and compiled."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 COLUMNS = 3
-"""Panels side by side, unless they make up whole rows of four."""
+"""Panels side by side, unless they make up a square, or whole rows of four."""
 FEW = 6
 """How many places of a logarithmic axis are each told."""
 
@@ -129,35 +129,42 @@ def panel_as_dict(panel: Panel) -> dict[str, Any]:
 
 
 def draw_panels(panels: Sequence[Panel]) -> Drawing:
-    """Panels in rows of three or four: lines with bands where places are numbers, points with whiskers for words."""
-    columns = 4 if len(panels) > COLUMNS and len(panels) % 4 == 0 else min(COLUMNS, len(panels))
+    """Panels in rows of two to four: lines with bands where places are numbers, points with whiskers for words."""
+    columns = 2 if len(panels) == 4 else 4 if len(panels) % 4 == 0 else min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
+    labels = list(dict.fromkeys(series.label for panel in panels for series in panel.series))
+    told = max(panels, key=lambda panel: len(panel.series))
     with axes_of(columns, 3.2 * rows + 0.4, rows=rows, share=False) as (drawing, axes):
         for ax, panel in zip(axes, panels, strict=False):
-            _draw(ax, panel)
+            _draw(ax, panel, labels)
         for ax in axes[len(panels) :]:
             ax.set_visible(False)
-        for first in range(0, len(panels), columns):
-            row = range(first, min(first + columns, len(panels)))
-            if len({panels[i].y_label for i in row}) == 1:
-                limits = [axes[i].get_ylim() for i in row]
-                for i in row:
-                    axes[i].set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-        shared = len({tuple(s.label for s in panel.series) for panel in panels}) == 1
-        if shared and len(panels[0].series) > 1:
-            legend(drawing, axes[0].get_legend_handles_labels()[0])
-        elif not shared:
+        _level(axes, panels, columns)
+        if len(told.series) == len(labels) > 1:
+            legend(drawing, axes[panels.index(told)].get_legend_handles_labels()[0])
+        elif len(labels) > 1:
             for ax, panel in zip(axes, panels, strict=False):
                 if len(panel.series) > 1:
                     ax.legend(fontsize=7.5)
     return drawing
 
 
-def _draw(ax: Axes, panel: Panel) -> None:
+def _level(axes: Sequence[Axes], panels: Sequence[Panel], columns: int) -> None:
+    """Give the panels of a row the same limits where their y axes say the same."""
+    for first in range(0, len(panels), columns):
+        row = range(first, min(first + columns, len(panels)))
+        if len({panels[i].y_label for i in row}) == 1:
+            limits = [axes[i].get_ylim() for i in row]
+            for i in row:
+                axes[i].set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def _draw(ax: Axes, panel: Panel, labels: Sequence[str]) -> None:
+    """One panel; a label has the same look in all panels of a figure."""
     words = any(isinstance(place, str) for s in panel.series for place in s.x)
     names = list(dict.fromkeys(str(place) for s in panel.series for place in s.x))
     for i, series in enumerate(panel.series):
-        colour, marker = look(i)
+        colour, marker = look(labels.index(series.label))
         mean, low, high = (np.array([getattr(one, end) for one in series.y]) for end in ("mean", "low", "high"))
         if words:
             shift = 0.5 * ((i + 0.5) / len(panel.series) - 0.5)
@@ -172,23 +179,28 @@ def _draw(ax: Axes, panel: Panel) -> None:
             few = marker if len(x) <= 12 else None
             ax.plot(x, mean, color=colour, marker=few, markersize=4, label=series.label)
     if words:
-        ax.set_xticks(range(len(names)), names, rotation=20 if max(map(len, names)) > 8 else 0, fontsize=8)
+        turned = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if max(map(len, names)) > 8 else {}
+        ax.set_xticks(range(len(names)), names, fontsize=8, **turned)
         ax.set_xlim(-0.5, len(names) - 0.5)
     elif panel.log:
-        smallest = min(float(place) for s in panel.series for place in s.x)
-        if smallest > 0:
-            ax.set_xscale("log")
-        else:
-            ax.set_xscale("symlog", linthresh=1)
-            ax.set_xlim(left=0)
-        if len(names) <= FEW:
-            ax.set_xticks([float(name) for name in names])
-        ax.set_xticks([], minor=True)
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        _log_axis(ax, [float(name) for name in names])
     ax.set_title(panel.title, fontsize=9)
     ax.set_xlabel(panel.x_label, fontsize=8.5)
     ax.set_ylabel(panel.y_label, fontsize=8.5)
     ax.tick_params(labelsize=8)
+
+
+def _log_axis(ax: Axes, places: Sequence[float]) -> None:
+    """A logarithmic x axis, linear from 0 to 1 where 0 is among its places; few places are each told."""
+    if min(places) > 0:
+        ax.set_xscale("log")
+    else:
+        ax.set_xscale("symlog", linthresh=1)
+        ax.set_xlim(left=0)
+    if len(places) <= FEW:
+        ax.set_xticks(places)
+    ax.set_xticks([], minor=True)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _row(claim: Claim) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Series:
     """One line of a panel: a value with its interval over seeds at each place of the x axis."""
 
     label: str
-    x: tuple[float, ...] | tuple[str, ...]
+    x: tuple[int | float, ...] | tuple[str, ...]
     y: tuple[Interval, ...]
 
 

@@ -247,7 +247,7 @@ FIGURES = (
         "Accuracy on questions about pairs that were not finetuned, against the multiplicity K, the share beta of "
         "frequent pairs that is finetuned, and the number M of universal phrases; for the one-layer model and a GPT-2 "
         "without positions. Each value is at the best of some 25 to 35 looks along finetuning, chosen by these same "
-        "questions, as the paper does: all settings gain from that choice alike. Every share is tested on the same "
+        "questions, as the paper does, which flatters curves that go up and down. Every share is tested on the same "
         "questions. A rare pair's phrase is one of the universal ones; with a phrase of its own it is never extracted. "
         "GPT-2 sweeps M twice: the second time with K = 1, where no other phrase makes up for one that finetuning does "
         "not cover, and with more pairs, since with as few it then extracts next to nothing at any M.",
@@ -261,7 +261,7 @@ FIGURES = (
         "Accuracy on pairs not finetuned along finetuning far beyond what its loss needs. The best step is chosen on "
         "the other seeds, so that the difference to the end is not positive by the choice alone. In the one-layer "
         "model rates of 0.1 and 0.3 do not lower it either, and a rate of 1, above those of pretraining, lost one and "
-        "three of 36 questions in 16000 steps on two other seeds: once questions are learned, the gradient is gone.",
+        "three of 36 questions in 16000 steps on two other seeds.",
         steps_cells,
         steps_panels,
         steps_claims,
