@@ -104,6 +104,19 @@ def minus(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
     return tuple(x - y for x, y in zip(a, b, strict=True))
 
 
+def best_elsewhere(rows: Sequence[Sequence[float]]) -> list[int]:
+    """For each seed's row of values, the place at which the other seeds' sum is highest.
+
+    A row's own highest value can never lie below its first and last, whatever happens: a difference from it would be
+    positive by chance alone.
+    """
+    places = []
+    for i in range(len(rows)):
+        sums = [sum(column) for column in zip(*(row for j, row in enumerate(rows) if j != i), strict=True)]
+        places.append(sums.index(max(sums)))
+    return places
+
+
 def over_seeds(table: Sequence[Sequence[float]], *, shares: bool = True) -> tuple[Interval, ...]:
     """An interval over seeds for each column of a table [seed, column]; within 0 and 1 where these are shares."""
     found = tuple(seed_interval(column) for column in zip(*table, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from attnbalance.reproduce.figure import Cell, Claim, Figure, Panel, Result, Series, minus, over_seeds
+from attnbalance.reproduce.figure import Cell, Claim, Figure, Panel, Result, Series, best_elsewhere, minus, over_seeds
 from attnbalance.reproduce.goyal_runs import (
     ARMS,
     ATTENTION_ONLY,
@@ -55,16 +55,9 @@ def _line(label: str, results: Sequence[Result], name: str, *, shares: bool = Tr
 
 
 def _turn(results: Sequence[Result], name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What each seed gains up to the step at which the other seeds' mean is highest, and what it loses from there on.
-
-    A seed's own highest value can never lie below its first and last, whatever happens.
-    """
+    """What each seed gains up to the step at which the other seeds do best on average, and what it loses after it."""
     rows = [one.values[name] for one in results]
-    peaks = []
-    for i in range(len(rows)):
-        means = [sum(row) for row in zip(*(row for j, row in enumerate(rows) if j != i), strict=True)]
-        peaks.append(means.index(max(means)))
-    chosen = list(zip(rows, peaks, strict=True))
+    chosen = list(zip(rows, best_elsewhere(rows), strict=True))
     return tuple(row[k] - row[0] for row, k in chosen), tuple(row[k] - row[-1] for row, k in chosen)
 
 

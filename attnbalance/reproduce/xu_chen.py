@@ -9,7 +9,7 @@ from typing import Any
 from attnbalance.readings.intervals import Interval, seed_interval
 from attnbalance.reproduce import architectures
 from attnbalance.reproduce.extraction import curve_name, run
-from attnbalance.reproduce.figure import Cell, Claim, Figure, Panel, Result, Series, by_seed
+from attnbalance.reproduce.figure import Cell, Claim, Figure, Panel, Result, Series, best_elsewhere, by_seed
 
 MODELS = ("one-layer", "GPT-2")
 
@@ -191,16 +191,9 @@ def _curves(results: Sequence[Result]) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def lost_by_the_end(curves: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """For each seed, accuracy at the step that is best on average over the other seeds, minus that at the end.
-
-    A seed's own best step is never worse than its end, so that a difference from it would be positive by chance alone.
-    """
-    lost = []
-    for i, curve in enumerate(curves):
-        others = [one["test"] for j, one in enumerate(curves) if j != i] or [curve["test"]]
-        step = max(range(len(curve["test"])), key=lambda k: sum(one[k] for one in others))
-        lost.append(curve["test"][step] - curve["test"][-1])
-    return tuple(lost)
+    """For each seed, accuracy at the step that is best over the other seeds, minus that at the end."""
+    rows = [curve["test"] for curve in curves]
+    return tuple(row[k] - row[-1] for row, k in zip(rows, best_elsewhere(rows), strict=True))
 
 
 def steps_panels(results: Sequence[Result]) -> list[Panel]:
@@ -236,12 +229,8 @@ def steps_claims(results: Sequence[Result]) -> list[Claim]:
     return [*found, Claim(says, "rank 1 minus full, each at its best step", values, margin=0.05)]
 
 
-def _figure(name: str, source: str, about: str, cells: Callable[..., list[Cell]], panels: Any, claims: Any) -> Figure:
-    return Figure(name, source, about, cells, run, panels, claims)
-
-
 FIGURES = (
-    _figure(
+    Figure(
         "xu-chen-fig2",
         "Xu & Chen 2025, Figures 2a to 2d (3a and 3b)",
         "Accuracy on questions about pairs that were not finetuned, against the multiplicity K, the share beta of "
@@ -252,10 +241,11 @@ FIGURES = (
         "GPT-2 sweeps M twice: the second time with K = 1, where no other phrase makes up for one that finetuning does "
         "not cover, and with more pairs, since with as few it then extracts next to nothing at any M.",
         figure_2_cells,
+        run,
         figure_2_panels,
         figure_2_claims,
     ),
-    _figure(
+    Figure(
         "xu-chen-steps",
         "Xu & Chen 2025, appendix D, Figure 6",
         "Accuracy on pairs not finetuned along finetuning far beyond what its loss needs. The best step is chosen on "
@@ -263,6 +253,7 @@ FIGURES = (
         "model rates of 0.1 and 0.3 do not lower it either, and a rate of 1, above those of pretraining, lost one and "
         "three of 36 questions in 16000 steps on two other seeds.",
         steps_cells,
+        run,
         steps_panels,
         steps_claims,
     ),

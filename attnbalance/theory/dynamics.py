@@ -22,10 +22,6 @@ class Trajectory:
     steps: tuple[int, ...]
     values: Mapping[str, Float[Tensor, "step run ..."]]
 
-    def last(self, name: str) -> Float[Tensor, "run ..."]:
-        """What was observed last under a name."""
-        return self.values[name][-1]
-
 
 def descend(
     step: Callable[[int], Float[Tensor, " run"]],
