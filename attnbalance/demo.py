@@ -6,25 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from attnbalance.datasets.load import load_facts
-from attnbalance.errors import OutputError
-from attnbalance.finetune.pretrain import POPQA_RECIPE, SYNTHETIC_RECIPE, pretrain
-from attnbalance.finetune.runs import Run
-from attnbalance.finetune.splits import Split, split_facts
-from attnbalance.finetune.trainer import finetune
-from attnbalance.measure import How, ModelSpec, measure_all, usable_prompts
-from attnbalance.outputs import MARKER, as_folder, is_finished, provenance, read_json, remove, write_json
-from attnbalance.prompts import make_prompts
-from attnbalance.readings.compare import Comparison
+from attnbalance.comparison.compare import write_results
+from attnbalance.comparison.comparison import Comparison
+from attnbalance.comparison.measure import measure_all
+from attnbalance.comparison.sentences import headline
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec
+from attnbalance.comparison.usable_prompts import usable_prompts
+from attnbalance.data.prompts import make_prompts
+from attnbalance.data.sources.load_facts import load_facts
+from attnbalance.data.statements import World, statement_prompts
+from attnbalance.data.synthetic import synthetic_facts
+from attnbalance.files.outputs import as_folder, remove
+from attnbalance.files.result_folder import ResultFolder
+from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.pretrain import POPQA_RECIPE, SYNTHETIC_RECIPE, pretrain
+from attnbalance.finetuning.runs import Run
+from attnbalance.finetuning.settings import FinetuneSettings
+from attnbalance.finetuning.splits import Split, split_facts
 from attnbalance.report.wording import percent_interval
-from attnbalance.results import write_results
-from attnbalance.worlds.statements import World, statement_prompts
-from attnbalance.worlds.synthetic import synthetic_facts
+from attnbalance.seeds import check_seed
 
 KIND = "demo"
 LABELS = {"top": "FT-Top", "bottom": "FT-Bottom", "whole": "FT-Whole"}
-HOW = How(recall=True, batch_size=128)
+HOW = MeasureSettings(recall=True, batch_size=128)
 POPQA_POWER = 0.5
+MEASURED = ".measured"
 CAVEAT = "the base itself completes {stored} of these facts as statements, and this is one seed of one small model"
 
 
@@ -46,33 +52,26 @@ def demo(
     there already is not done again; a killed run goes on and ends with the same numbers. `command` is what the report
     names as its origin. Raises `AttnBalanceError`, before anything is written where the facts are at fault.
     """
-    out = as_folder(out)
+    out, seed = as_folder(out), check_seed(seed)
     facts = synthetic_facts(seed) if source is None else load_facts(source, relations, limit, seed)
     power, recipe = (1.0, SYNTHETIC_RECIPE) if source is None else (POPQA_POWER, POPQA_RECIPE)
     world, splits = World(facts, power), {label: split_facts(facts, name, seed=seed) for name, label in LABELS.items()}
     make_prompts(facts, HOW.template)
     config = {"facts": facts.name, "facts_sha256": facts.sha256, "recipe": asdict(recipe), "seed": seed}
-    if not is_finished(out, KIND, config):
-        _claim(out, config)
-    if "answer" not in read_json(out / MARKER):
-        base = pretrain(world, out / "base", recipe=recipe, seed=seed, progress=progress)
-        runs = {
-            label: finetune(base, split, out / f"ft-{split.name}", seed=seed, progress=progress)
-            for label, split in splits.items()
-        }
-        comparison = _compare(base, runs, splits["FT-Whole"], facts.dropped, out / ".measured", seed, progress)
-        title = "Attention to the subject after finetuning on popular and on obscure facts"
-        write_results(comparison, out, KIND, config, title=title, command=command)
-    remove(out / ".measured")
-    return str(read_json(out / MARKER)["answer"])
-
-
-def _claim(out: Path, config: dict[str, object]) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / MARKER, {"kind": KIND, "config": config} | provenance())
-    except OSError as error:
-        raise OutputError(f"cannot write to --out {out}: {error}") from error
+    results = ResultFolder(out, KIND, config, command)
+    if not results.is_finished():
+        with results.working_in_place():
+            base = pretrain(world, out / "base", recipe=recipe, seed=seed, progress=progress)
+            runs = {
+                label: finetune(base, split, out / f"ft-{split.name}", FinetuneSettings(seed=seed), progress=progress)
+                for label, split in splits.items()
+            }
+            comparison = _compare(base, runs, splits["FT-Whole"], facts.dropped, out / MEASURED, seed, progress)
+            title = "Attention to the subject after finetuning on popular and on obscure facts"
+            write_results(comparison, out, title=title, command=command)
+            results.mark(out, answer=headline(comparison), dropped=comparison.dropped)
+    remove(out / MEASURED)
+    return results.answer()
 
 
 def _compare(
@@ -91,5 +90,5 @@ def _compare(
     measured = measure_all(specs, prompts, HOW, work, shortcuts, progress)
     statements = statement_prompts(split.heldout)
     (stated,) = measure_all(specs[:1], statements, HOW, work / "statements", progress=progress)
-    caveat = CAVEAT.format(stored=percent_interval(stated.recall.accuracy(seed))) if stated.recall else ""
+    caveat = CAVEAT.format(stored=percent_interval(stated.recall.accuracy())) if stated.recall else ""
     return Comparison(measured, prompts, HOW.reduce, ("FT-Top", "FT-Bottom"), dropped, seed, caveat)

@@ -1,7 +1,7 @@
-"""What an objective on attention rows costs a training step, beside plain cross-entropy and beside eager attention.
+"""What an objective on attention rows costs a training step, relative to plain cross-entropy and eager attention.
 
 Claims, for a backbone of 8 layers at 128 and 512 tokens: a step with a row objective takes at most 1.10 times the plain
-step's time and 1.05 times its memory, and at 512 tokens the same objective on eager attention at least 1.5 times the
+step's time and 1.05 times its memory; at 512 tokens the same objective on eager attention takes at least 1.5 times the
 time of ours. A step is one forward and backward pass of the trainers' own `compute_loss` on right-padded questions with
 their answers. Times are medians over interleaved rounds of one process; ratios are to the plain step. Memory is the
 largest resident size (Linux) of a process of its own that takes a few steps, less that of one that only loads the
@@ -24,18 +24,19 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from attnbalance.finetune.examples import IGNORED, QUERY, SPAN, TARGET
-from attnbalance.finetune.objective_trainer import forward_pass
-from attnbalance.finetune.objectives import Objective, parse_objective
+from attnbalance.files.outputs import provenance
+from attnbalance.finetuning.examples import IGNORED, QUERY, SPAN, TARGET
+from attnbalance.finetuning.objectives.forward_pass import forward_pass
+from attnbalance.finetuning.objectives.objective import Objective
+from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.models.rows import IMPLEMENTATION, register
-from attnbalance.outputs import provenance
 
 EXAMPLES, ANSWER, LENGTHS, STEPS = 8, 4, (128, 512), 3
 SHAPE = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8}
 SHAPE |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 1024}
 KINDS = ("plain", "row", "recommended", "eager")
-"""plain: cross-entropy by the model's own loss. row: ce + barrier through our attention function. recommended: its
-objective, with targets that are there already. eager: ce + barrier from eager attention's whole maps."""
+"""plain: cross-entropy by the model's own loss. row: ce + barrier through our attention function. recommended: that
+objective, with precomputed targets. eager: ce + barrier from eager attention's whole maps."""
 
 
 def make_model() -> PreTrainedModel:
@@ -46,7 +47,7 @@ def make_model() -> PreTrainedModel:
 
 
 def make_batch(length: int) -> dict[str, torch.Tensor]:
-    """Questions of which half end earlier, their answers labelled, their subjects marked, with random targets."""
+    """Questions of two lengths with labelled answers, marked subjects and random targets."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(SHAPE["vocab_size"], (EXAMPLES, length), generator=generator)
     real = torch.full((EXAMPLES,), length)
@@ -75,9 +76,9 @@ def make_step(model: PreTrainedModel, kind: str, batch: dict[str, torch.Tensor])
     objective = parse_objective("recommended" if kind == "recommended" else "ce + 0.1*barrier")
 
     def loss_of(output: CausalLMOutputWithPast, kernel: str, aim: Objective) -> torch.Tensor:
-        found = forward_pass(output, batch, kernel)
-        sizes = {True: len(found.labels), False: found.examples}
-        return torch.stack([term.losses(found).sum() / sizes[term.by_token] for term in aim.terms]).sum()
+        forward = forward_pass(output, batch, kernel)
+        sizes = {True: len(forward.labels), False: forward.examples}
+        return torch.stack([term.losses(forward).sum() / sizes[term.kind.by_token] for term in aim.terms]).sum()
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
@@ -86,10 +87,12 @@ def make_step(model: PreTrainedModel, kind: str, batch: dict[str, torch.Tensor])
             model(**inputs, labels=batch["labels"], use_cache=False).loss.backward()
             return
         model.set_attn_implementation("eager" if kind == "eager" else IMPLEMENTATION)
-        asked = {} if kind == "recommended" else {"output_attentions": True}
-        asked |= {"output_hidden_states": True} if kind == "recommended" else {}
-        asked |= {QUERY: batch[QUERY]} if kind == "row" else {}
-        loss_of(model(**inputs, **asked, use_cache=False), "eager" if kind == "eager" else "sdpa", objective).backward()
+        options = {} if kind == "recommended" else {"output_attentions": True}
+        options |= {"output_hidden_states": True} if kind == "recommended" else {}
+        options |= {QUERY: batch[QUERY]} if kind == "row" else {}
+        loss_of(
+            model(**inputs, **options, use_cache=False), "eager" if kind == "eager" else "sdpa", objective
+        ).backward()
 
     return step
 
@@ -137,9 +140,10 @@ def main() -> None:
         for kind, values in seconds.items():
             ratios = [a / b for a, b in zip(values, seconds["plain"], strict=True)]
             low, middle, high = statistics.quantiles(ratios, n=4)
-            told = f"{middle:.2f} [{low:.2f}, {high:.2f}]"
-            share = f"{used[kind] / used['plain']:.2f}"
-            print(f"{length:>6} {kind:>12} {statistics.median(values):>9.4f} {told:>22} {used[kind]:>7.0f} {share:>14}")
+            time_ratio = f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+            memory_ratio = f"{used[kind] / used['plain']:.2f}"
+            label = f"{length:>6} {kind:>12} {statistics.median(values):>9.4f}"
+            print(f"{label} {time_ratio:>22} {used[kind]:>7.0f} {memory_ratio:>14}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from attnbalance.outputs import provenance
+from attnbalance.files.outputs import provenance
 
 NUMBERS = ("prompts.jsonl", "curves.json", "recall.json", "answers.jsonl", "readings.parquet")
 WEIGHTS = ("base", "ft-top", "ft-bottom", "ft-whole")

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from attnbalance.files.outputs import provenance
 from attnbalance.models.rows import IMPLEMENTATION, register
-from attnbalance.outputs import provenance
 
 PROMPTS, LENGTHS = 8, (32, 128, 512)
 SHAPE = {"vocab_size": 1000, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8}

@@ -18,14 +18,14 @@ import torch
 import transformers
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from attnbalance.facts import Fact
+from attnbalance.data.facts import Fact
+from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import Encoding
+from attnbalance.files.outputs import provenance
 from attnbalance.models.bridge import BridgedModel, bridge_of
 from attnbalance.models.hooked import hook
-from attnbalance.outputs import provenance
-from attnbalance.prompts import Prompt
-from attnbalance.readings.contrast import Contrasts
+from attnbalance.readings.answer_tokens import AnswerTokens
 from attnbalance.readings.salience import read_mlp_salience, read_value_salience
-from attnbalance.tokens import Encoding
 
 RELATIONS, ANSWERS = 10, 100
 
@@ -39,7 +39,7 @@ def timed(run: Callable[[], object], repeats: int) -> list[float]:
     return seconds
 
 
-def some_contrasts(facts: int, vocabulary: int) -> Contrasts:
+def some_contrasts(facts: int, vocabulary: int) -> AnswerTokens:
     """Facts with subjects of one random token, in ten relations of a hundred answers each."""
     draw = torch.Generator().manual_seed(0)
     subjects = torch.randint(vocabulary, (facts,), generator=draw).tolist()
@@ -55,24 +55,29 @@ def some_contrasts(facts: int, vocabulary: int) -> Contrasts:
     )
     candidates = {f"r{r}": tuple(range(r * ANSWERS, (r + 1) * ANSWERS)) for r in range(RELATIONS)}
     others = [tuple(k for k in range(ANSWERS) if k != answer) for answer in range(ANSWERS)]
-    return Contrasts(encodings, candidates, tuple(answers), tuple(others[a] for a in answers), 0)
+    return AnswerTokens(encodings, candidates, tuple(answers), tuple(others[a] for a in answers), 0)
 
 
 @torch.no_grad()
-def naive(model: BridgedModel, contrasts: Contrasts) -> torch.Tensor:
+def naive(model: BridgedModel, answer_tokens: AnswerTokens) -> torch.Tensor:
     """Head by head: every vocabulary logit of every fact, then the contrast."""
     weights, gain = model.weights, model.norm("ln_final").gain
-    ids = torch.tensor([one.ids[0] for one in contrasts.encodings])
+    ids = torch.tensor([one.ids[0] for one in answer_tokens.encodings])
     x = weights.W_E[ids] + model.mlp_output(0, weights.W_E[ids])
     found = []
     for layer in model.layers:
         for head in range(weights.W_V.shape[1]):
             out = model.value_input(layer, x) @ weights.W_V[layer, head] @ weights.W_O[layer, head]
             logits = ((out - out.mean(-1, keepdim=True)) * gain) @ weights.W_U
-            mine = [logits[i, list(contrasts.candidates[p.fact.relation])] for i, p in enumerate(contrasts.prompts)]
+            mine = [
+                logits[i, list(answer_tokens.candidates[p.fact.relation])] for i, p in enumerate(answer_tokens.prompts)
+            ]
             found.append(
                 torch.stack(
-                    [m[a] - m[list(o)].mean() for m, a, o in zip(mine, contrasts.answer, contrasts.others, strict=True)]
+                    [
+                        m[a] - m[list(o)].mean()
+                        for m, a, o in zip(mine, answer_tokens.answer, answer_tokens.others, strict=True)
+                    ]
                 )
             )
     return torch.stack(found, dim=1)
@@ -92,12 +97,14 @@ def main() -> None:
     config = GPT2Config()
     hooked = hook(GPT2LMHeadModel(config).eval(), None, "GPT-2-small shape")  # pyright: ignore[reportArgumentType]
     model, before = bridge_of(hooked), peak()
-    contrasts = some_contrasts(chosen.facts, config.vocab_size)
-    few = contrasts.at(range(max(1, chosen.facts // 10)))
+    answer_tokens = some_contrasts(chosen.facts, config.vocab_size)
+    few = answer_tokens.at(range(max(1, chosen.facts // 10)))
 
-    values = timed(lambda: read_value_salience(model, contrasts), chosen.repeats)
+    values = timed(lambda: read_value_salience(model, answer_tokens), chosen.repeats)
     after = peak()
-    both = timed(lambda: (read_value_salience(model, contrasts), read_mlp_salience(model, contrasts)), chosen.repeats)
+    both = timed(
+        lambda: (read_value_salience(model, answer_tokens), read_mlp_salience(model, answer_tokens)), chosen.repeats
+    )
     slow = timed(lambda: naive(model, few), 1)
     off = float((naive(model, few.at(range(20))) - read_value_salience(model, few).values[:20].flatten(1)).abs().max())
 
@@ -106,7 +113,7 @@ def main() -> None:
     print(f"{chosen.facts:,} facts x {len(model.layers)} layers x {config.n_head} heads, median of {chosen.repeats}:")
     print(f"value salience: {statistics.median(values):.1f} s, {after - before:.2f} GiB above the model's own")
     print(f"value and MLP salience: {statistics.median(both):.1f} s")
-    scaled = slow[0] * len(contrasts) / len(few)
+    scaled = slow[0] * len(answer_tokens) / len(few)
     print(f"naive, fact x vocab for each head: {slow[0]:.1f} s for {len(few):,} facts, so some {scaled:.0f} s for all")
     print(f"ratio: {scaled / statistics.median(values):.0f}; largest difference on 20 facts: {off:.1e}")
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from attnbalance.outputs import provenance
+from attnbalance.files.outputs import provenance
 from attnbalance.theory.attention_only import AttentionOnly, attention_only
 from attnbalance.theory.triples import Examples, make_triples
 

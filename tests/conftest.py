@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -13,25 +14,28 @@ import torch
 from jaxtyping import install_import_hook
 
 TYPED = (
-    "attnbalance.tokens",
+    "attnbalance.data.tokens",
     "attnbalance.models.bridge",
-    "attnbalance.models.edits",
+    "attnbalance.models.bridge_weights",
+    "attnbalance.models.eager_reference",
+    "attnbalance.models.interventions",
     "attnbalance.models.forward",
     "attnbalance.models.generate",
     "attnbalance.models.hooked",
-    "attnbalance.models.parts",
+    "attnbalance.models.norms",
+    "attnbalance.models.weight_roles",
+    "attnbalance.models.weights",
     "attnbalance.readings",
-    "attnbalance.finetune.examples",
-    "attnbalance.finetune.gradients",
-    "attnbalance.finetune.objectives",
-    "attnbalance.finetune.parameters",
-    "attnbalance.finetune.ranking",
-    "attnbalance.finetune.targets",
-    "attnbalance.finetune.trainer",
-    "attnbalance.reproduce.directors",
-    "attnbalance.reproduce.small_gpt2",
-    "attnbalance.reproduce.standard_layer",
-    "attnbalance.reproduce.two_tokens",
+    "attnbalance.finetuning.evaluation",
+    "attnbalance.finetuning.examples",
+    "attnbalance.finetuning.objectives",
+    "attnbalance.finetuning.parameters",
+    "attnbalance.finetuning.ranking",
+    "attnbalance.finetuning.finetune",
+    "attnbalance.papers.directors",
+    "attnbalance.papers.small_gpt2",
+    "attnbalance.papers.standard_layer",
+    "attnbalance.papers.two_tokens",
     "attnbalance.theory",
 )
 """Modules with tensors in their signatures; attnbalance.models.rows is left out, since it is traced and compiled."""
@@ -40,7 +44,7 @@ install_import_hook(list(TYPED), "beartype.beartype")
 torch.set_num_threads(1)  # models this small lose more by waiting for a second thread than they gain
 
 import torch
-from tiny import tiny_model, tiny_tokenizer
+from tiny import FACTS, tiny_model, tiny_tokenizer
 
 SHARED = Path(__file__).parents[1] / "../shared"
 
@@ -80,6 +84,14 @@ def llama_folder(tmp_path: Path) -> Path:
 def gpt2_folder(tmp_path: Path) -> Path:
     """A tiny random GPT-2 with the same tokenizer, as an ordinary checkpoint folder."""
     return _saved("gpt2", tmp_path / "gpt2")
+
+
+@pytest.fixture
+def facts_file(tmp_path: Path) -> Path:
+    """The facts of `tiny` as a user's own file."""
+    path = tmp_path / "facts.jsonl"
+    path.write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in FACTS))
+    return path
 
 
 @pytest.fixture

@@ -6,13 +6,15 @@ import os
 import sys
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
 from safetensors.torch import save_file
 from tiny import FACTS, tiny_model, tiny_tokenizer
 from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
-from attnbalance.finetune.examples import make_examples
-from attnbalance.finetune.objective_trainer import ObjectiveTrainer
+from attnbalance.finetuning.examples import make_examples
+from attnbalance.finetuning.trainer import ObjectiveTrainer
 
 STEPS, BATCH = 3, 8
 
@@ -41,11 +43,16 @@ def main(out: str, objective: str, kind: str = "") -> None:
         ddp_find_unused_parameters=False,
         **(sharded if kind == "fsdp" else {}),
     )
+    if kind == "fsdp":
+        # Accelerate shards on accelerators alone: without this it would wrap the model in DDP, and say nothing.
+        PartialState(cpu=True)._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     model = tiny_model("llama")
     trainer = ObjectiveTrainer(
         model=model, args=arguments, train_dataset=data, processing_class=tokenizer, objective=objective
     )
     trainer.train()
+    assert trainer.is_fsdp_enabled == (kind == "fsdp")
+    assert any(isinstance(parameter, DTensor) for parameter in model.parameters()) == (kind == "fsdp")
     weights = {}
     for name, parameter in trainer.model_wrapped.named_parameters():  # pyright: ignore[reportOptionalMemberAccess]
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter

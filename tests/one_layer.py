@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from attnbalance import Fact, Prompt
-from attnbalance.prompts import make_prompts
+from attnbalance.data.prompts import make_prompts
 from attnbalance.theory.attention_only import AttentionOnly
 
 STATED = {

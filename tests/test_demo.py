@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import attnbalance.demo as demonstration
+from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.demo import demo
 from attnbalance.errors import DataError, OutputError
-from attnbalance.finetune.pretrain import Recipe
-from attnbalance.finetune.trainer import finetune
-from attnbalance.worlds.synthetic import synthetic_facts
+from attnbalance.finetuning.pretrain import Recipe
+from attnbalance.finetuning.settings import FinetuneSettings
 
 NUMBERS = ("curves.json", "recall.json", "answers.jsonl", "prompts.jsonl", "readings.parquet")
 
@@ -26,8 +26,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         demonstration, "synthetic_facts", functools.partial(synthetic_facts, subjects=20, relations=2, answers=4)
     )
-    quick = functools.partial(finetune, steps=4, batch_size=8, checkpoint_every=2)
-    monkeypatch.setattr(demonstration, "finetune", quick)
+    quick = functools.partial(FinetuneSettings, steps=4, batch_size=8, checkpoint_every=2)
+    monkeypatch.setattr(demonstration, "FinetuneSettings", quick)
 
 
 def test_the_demo_leaves_models_numbers_and_a_report(tmp_path: Path) -> None:

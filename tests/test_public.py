@@ -16,7 +16,7 @@ def test_every_public_name_is_importable(name: str) -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="attnbalance attribute nothing"):
         attnbalance.nothing  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 import transformers
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch.nn import Module
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from attnbalance import Fact, Prompt
-from attnbalance.prompts import make_prompts
+from attnbalance.data.prompts import make_prompts
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 VOCABULARY = 420
 POSITIONS = 96
@@ -28,6 +33,10 @@ SIZES = {
     "initializer_range": 0.3,  # far from uniform attention, so that a wrong mask or scale shows
 }
 GROUPED = SIZES | {"intermediate_size": 48, "num_key_value_heads": 2}
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+"""Latent attention (DeepSeek's)."""
+
+BERT = SIZES | {"intermediate_size": 48, "max_position_embeddings": 64}
 GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": POSITIONS}
 
 CONFIGS: dict[str, tuple[str, dict[str, object]]] = {
@@ -87,6 +96,19 @@ def eager(model: PreTrainedModel) -> PreTrainedModel:
     twin.set_attn_implementation("eager")
     twin.config._attn_implementation = "eager"  # the line above only warns in families outside the interface
     return twin.eval()
+
+
+def tiny_lora(base: Module, targets: list[str], seed: int = 1) -> PeftModel:
+    """A LoRA adapter with random weights, as after training; peft begins with zeros, which change nothing."""
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    adapted = get_peft_model(base, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM"))  # pyright: ignore[reportArgumentType]
+    torch.manual_seed(seed)
+    for name, parameter in adapted.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    assert isinstance(adapted, PeftModel)
+    return adapted
 
 
 FACTS = (

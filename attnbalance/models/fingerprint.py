@@ -1,4 +1,4 @@
-"""A fingerprint of a model's weights, to tell whether an adapter stands on the base that it was made for."""
+"""Fingerprints of a model's weights and files: is this the base of an adapter, and has a folder changed?"""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbalance.outputs import MARKER
+from attnbalance.files import seals
+from attnbalance.files.outputs import MARKER
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
 
-TEXT_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
-"""Config and tokenizer files of a model's folder."""
+FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py", "*/*.jinja")
+"""Files of a model's folder that decide what it computes: weights, config, tokenizer, templates, code."""
 
 
 def fingerprint(model: Module) -> str:
     """SHA-256 over the names and shapes of the base model's parameters, and up to 16 evenly spaced values of each.
 
-    "HASH:VALUES", the values as bfloat16 in base64, to be compared by `same_weights`, since what another dtype has
-    rounded cannot be compared by hash. Adapter weights (peft's lora_... parameters) are left out and peft's own parts
-    of names removed, so that a base has one fingerprint with and without adapters, on any device.
+    "HASH:VALUES", the values as bfloat16 in base64, for `same_weights` to compare: values rounded by another dtype
+    cannot be compared by hash. Adapter weights are left out and the parts of names that peft adds are removed, so that
+    a base has one fingerprint with and without adapters, on any device.
     """
     import torch
 
     digest, sampled = hashlib.sha256(), []
-    for name, parameter in sorted(_base_parameters(model)):
+    for name, parameter in sorted(base_parameters(model)):
         flat = parameter.detach().flatten()
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         sampled.append(flat[:: max(1, flat.numel() // 16)][:16].to("cpu", torch.bfloat16))
@@ -36,51 +37,59 @@ def fingerprint(model: Module) -> str:
     return f"{digest.hexdigest()}:{base64.b64encode(values).decode()}"
 
 
-def same_weights(one: str, other: str) -> bool:
+def same_weights(first: str, second: str) -> bool:
     """Whether two fingerprints are of the same weights, each loaded in any dtype.
 
     A value rounded to float16 first may round to the next bfloat16, up to 2^-7 of it away; float16 rounds its smallest
-    numbers by up to 2^-25. One value that differs by more is enough, as between two checkpoints of one training run.
+    numbers by up to 2^-25. A single value that differs by more makes the weights different.
     """
     import torch
 
-    (names, _, values), (other_names, _, other_values) = one.partition(":"), other.partition(":")
+    (names, _, values), (other_names, _, other_values) = first.partition(":"), second.partition(":")
     if names != other_names:
         return False
-    first, second = (
-        torch.frombuffer(bytearray(base64.b64decode(each)), dtype=torch.bfloat16).float()
-        for each in (values, other_values)
-    )
-    return torch.allclose(first, second, rtol=2**-7, atol=2**-24)
+    samples = [
+        torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.bfloat16).float()
+        for encoded in (values, other_values)
+    ]
+    return torch.allclose(*samples, rtol=2**-7, atol=2**-24)
 
 
-def _base_parameters(model: Module) -> list[tuple[str, Tensor]]:
+def adapter_parameters(model: Module) -> set[int]:
+    """The `id` of each parameter that adapters of any kind have added to a model, copies of whole modules included."""
+    added: set[int] = set()
+    for module in model.modules():
+        for name in getattr(module, "adapter_layer_names", ()):  # peft's layers and wrappers have it
+            part = getattr(module, name, None)
+            added |= {id(parameter) for parameter in getattr(part, "parameters", tuple)()}
+    return added
+
+
+def base_parameters(model: Module) -> list[tuple[str, Tensor]]:
+    """The base model's parameters under their names in it, with and without adapters."""
+    added = adapter_parameters(model)
     return [
-        (name.removeprefix("base_model.model.").replace(".base_layer", ""), parameter)
+        (name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".original_module", ""), parameter)
         for name, parameter in model.named_parameters()
-        if "lora_" not in name
+        if id(parameter) not in added
     ]
 
 
 def files_fingerprint(path: str | Path) -> str | None:
-    """SHA-256 of a folder's config and tokenizer files, and of samples of its weight files; None for a Hub id.
+    """SHA-256 over a folder's config, tokenizer, code and weight files; None for a Hub id.
 
-    Tells without loading anything whether a folder has changed since something was computed from it. Of each weight
-    file the name, the size and 64 evenly spaced pages of 4 KiB count, so that a large file changed in few places only
-    may pass; training changes all.
+    Shows, without loading anything, whether a folder has changed since something was computed from it. Files of at most
+    `seals.WHOLE` bytes are hashed whole, so that every edit shows and a copy has the same fingerprint. Of larger files,
+    sampled pages (see `hash_file`) and the time of the last change count: a copy has the same fingerprint only if it
+    keeps the time.
     """
     folder = Path(path)
     if not folder.is_dir():
         return None
+    files = sorted(file for pattern in FILES for file in folder.glob(pattern) if file.is_file() and file.name != MARKER)
     digest = hashlib.sha256()
-    for file in sorted(path for pattern in TEXT_FILES for path in folder.glob(pattern)):
-        if file.name != MARKER:
-            digest.update(file.name.encode() + file.read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name}{size}".encode())
-        with file.open("rb") as stream:
-            for page in range(64):
-                stream.seek(page * size // 64)
-                digest.update(stream.read(4096))
+    for file in files:
+        status = file.stat()
+        changed = status.st_mtime_ns if status.st_size > seals.WHOLE else ""
+        digest.update(f"{file.relative_to(folder)}\0{seals.hash_file(file)}\0{changed}\0".encode())
     return digest.hexdigest()

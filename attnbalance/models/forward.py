@@ -1,19 +1,19 @@
-"""One forward pass that gives the attention rows, through our attention function or through eager attention."""
+"""One forward pass that returns attention rows, through our attention function or through eager attention."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from attnbalance.data.tokens import PromptBatch
 from attnbalance.errors import ModelError
-from attnbalance.tokens import PromptBatch
 
 
 def forward_rows(
@@ -28,40 +28,66 @@ def forward_rows(
     named = inspect.signature(base.forward).parameters
     inputs |= {key: value for key, value in extra.items() if key in named}
     query_index = batch.query_index.to(device)
-    asked = {} if kernel == "eager" else {"query_index": query_index}
-    output = model(**inputs, **asked, output_attentions=True)
+    query = {} if kernel == "eager" else {"query_index": query_index}
+    output = model(**inputs, **query, output_attentions=True)
     return rows_of_output(output, kernel, query_index, mask.to(device)), attention_maps(output)[1]
+
+
+def forward_uncapped(
+    model: Module, batch: PromptBatch, kernel: str
+) -> tuple[Float[Tensor, "prompt layer head position"], Float[Tensor, "prompt vocab"]]:
+    """The rows and the last position's logits of one forward pass, before any cap at the end, in float32."""
+    base, before = base_of(model), list[Tensor]()
+    unembedding: Module = base.get_output_embeddings()  # pyright: ignore[reportAssignmentType]
+    handle = unembedding.register_forward_hook(lambda module, inputs, output: before.append(output[:, -1].float()))
+    try:
+        rows, logits = forward_rows(model, batch, kernel)
+    finally:
+        handle.remove()
+    last = logits[:, -1].float()
+    return rows, uncapped(base, last, before[-1].to(last.device) if before else last)
+
+
+def uncapped(
+    base: PreTrainedModel, logits: Float[Tensor, "prompt vocab"], before: Float[Tensor, "prompt vocab"]
+) -> Float[Tensor, "prompt vocab"]:
+    """The logits without the cap that some families put on them at the end (Gemma 2): what the unembedding gave."""
+    cap = getattr(base.config.get_text_config(), "final_logit_softcapping", None)
+    close = 1e-4 if base.dtype in (torch.float32, torch.float64) else 5e-2
+    capped = bool(cap) and torch.allclose(logits, cap * torch.tanh(before / cap), atol=close, rtol=close)
+    return before if capped else logits
 
 
 def rows_of_output(
     output: object, kernel: str, query_index: Int[Tensor, " prompt"], mask: Bool[Tensor, "prompt position"]
 ) -> Float[Tensor, "prompt layer head position"]:
-    """The rows in the output of a forward pass that was asked for them, 0 on padding; float32, with gradients."""
-    found, device = attention_maps(output)[0], mask.device
+    """The rows in the output of a forward pass with `output_attentions`, 0 on padding; float32, with gradients."""
+    layers, device = attention_maps(output)[0], mask.device
     if kernel == "eager":
-        each = torch.arange(len(query_index), device=device)
-        found = [one[each.to(one.device), :, query_index.to(one.device)].float() for one in found]
-    rows = torch.stack([row.to(device) for row in found], dim=1)
+        prompts = torch.arange(len(query_index), device=device)
+        layers = [maps[prompts.to(maps.device), :, query_index.to(maps.device)].float() for maps in layers]
+    rows = torch.stack([layer.to(device) for layer in layers], dim=1)
     return rows.masked_fill(~mask[:, None, None, :], 0.0)
 
 
 def states_of_output(output: object, query_index: Int[Tensor, " prompt"]) -> Float[Tensor, "prompt layer d_model"]:
-    """The residual stream at each prompt's query after each layer, in an output that was asked for hidden states."""
-    states: tuple[Tensor, ...] = output.hidden_states[1:]  # pyright: ignore[reportAttributeAccessIssue]
-    each, home = torch.arange(len(query_index), device=query_index.device), query_index.device
-    return torch.stack([one[each.to(one.device), query_index.to(one.device)].to(home) for one in states], dim=1)
+    """The residual stream at each prompt's query after each layer, in an output with `output_hidden_states`."""
+    layers: tuple[Tensor, ...] = output.hidden_states[1:]  # pyright: ignore[reportAttributeAccessIssue]
+    prompts, device = torch.arange(len(query_index), device=query_index.device), query_index.device
+    at_query = [states[prompts.to(states.device), query_index.to(states.device)].to(device) for states in layers]
+    return torch.stack(at_query, dim=1)
 
 
 def attention_maps(output: object) -> tuple[tuple[Tensor, ...], Tensor]:
-    """What a model gave as attention, layer by layer (whole maps or rows), and its logits; raises `NoRowsError`."""
+    """The attention that a model returned by layer (whole maps or rows), and its logits; raises `NoRowsError`."""
     attentions = getattr(output, "attentions", None)
-    if not attentions or any(one is None for one in attentions):
-        raise NoRowsError("no attention came back from the model")
+    if not attentions or any(layer is None for layer in attentions):
+        raise NoRowsError("the model returned no attention")
     return attentions, output.logits  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class NoRowsError(ModelError):
-    """The attention function was not asked for the row, or its row did not come back."""
+    """The attention function got no query index, or the model did not return its row."""
 
 
 def base_of(model: Module) -> PreTrainedModel:
@@ -69,7 +95,9 @@ def base_of(model: Module) -> PreTrainedModel:
     inner = getattr(model, "get_base_model", None)
     base: object = inner() if callable(inner) else model
     if not isinstance(base, PreTrainedModel):
-        raise ModelError(f"a {type(base).__name__} is no transformers model; load one with AutoModelForCausalLM")
+        raise ModelError(
+            f"expected a transformers model (load one with AutoModelForCausalLM), got {type(base).__name__}"
+        )
     return base
 
 
@@ -79,9 +107,13 @@ def vocabulary_size(model: Module) -> int:
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
-    """The longest input in tokens that a configuration allows, None for no limit."""
+    """The longest input in tokens that a configuration allows, None for no limit; one below 1 raises `ModelError`."""
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
+    if isinstance(limit, int) and limit < 1:
+        raise ModelError(
+            f"max_position_embeddings must be at least 1, got {limit} in config.json; put the real number there"
+        )
+    return limit if isinstance(limit, int) else None
 
 
 def check_vocabulary(model: Module, input_ids: Tensor, name: str) -> None:
@@ -89,27 +121,56 @@ def check_vocabulary(model: Module, input_ids: Tensor, name: str) -> None:
     largest, size = int(input_ids.max()), vocabulary_size(model)
     if largest >= size:
         raise ModelError(
-            f"token id {largest} lies outside the {size} tokens of {name}: the tokenizer is another model's; "
-            "name this model's own with --tokenizer"
+            f"token id {largest} is outside the {size} tokens of {name}: the tokenizer is another model's; "
+            "pass this model's own as `tokenizer`"
         )
+
+
+def depth_of(base: PreTrainedModel) -> int:
+    """The number of layers, with and without attention."""
+    return base.config.get_text_config().num_hidden_layers
 
 
 def attention_layers(base: PreTrainedModel, count: int) -> tuple[int, ...]:
     """The numbers of the `count` layers that give an attention row, in the order of the model's output.
 
-    Raises `ModelError` for a model of several kinds of layer whose attention layers do not say their numbers.
+    Raises `ModelError` for a model with several kinds of layers whose attention layers do not say their numbers.
     """
-    every = base.config.get_text_config().num_hidden_layers
+    every = depth_of(base)
     if count == every:
         return tuple(range(every))
-    attention = [module for module in base.modules() if "attention" in type(module).__name__.lower()]
+    attention = [module for module in base.modules() if _is_attention(module)]
     numbers = {number for module in attention if isinstance(number := getattr(module, "layer_idx", None), int)}
-    if len(numbers) != count or min(numbers) < 0:
+    if len(numbers) != count or min(numbers) < 0:  # layers that share one attention module: those that hold it
+        numbers = {i for i, layer in enumerate(layer_list(base)) if any(map(_is_attention, layer.modules()))}
+    if len(numbers) != count:
         raise ModelError(
-            f"{type(base).__name__} gives {count} attention rows for {every} layers, and it cannot be told which "
-            "layers they belong to; this family cannot be read"
+            f"{type(base).__name__} gives {count} attention rows for {every} layers and does not say which layers they "
+            "belong to; this family cannot be read"
         )
     return tuple(sorted(numbers))
+
+
+def _is_attention(module: Module) -> bool:
+    return "attention" in type(module).__name__.lower()
+
+
+def layer_list(base: PreTrainedModel) -> Iterable[Module]:
+    """The model's layers if they are in one list; else none."""
+    count = depth_of(base)
+    return next((part for part in base.modules() if isinstance(part, ModuleList) and len(part) == count), ())
+
+
+@contextmanager
+def editing(base: PreTrainedModel, row_edit: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+    """The model with the last query's rows replaced by `row_edit`(layer, row); it must run our attention function."""
+    hook = base.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, kwargs | {"row_edit": row_edit}), with_kwargs=True
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @contextmanager
@@ -120,5 +181,5 @@ def evaluating(model: Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module in training:  # one by one: parts that were frozen in evaluation mode stay in it
+        for module in training:  # each by itself: parts that were frozen in evaluation mode stay in it
             module.training = True

@@ -8,16 +8,16 @@ from contextlib import contextmanager, nullcontext
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import batches, check_lengths, encode, pad
 from attnbalance.errors import DataError, ModelError
-from attnbalance.models.edits import Edit, edited
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
-from attnbalance.prompts import Prompt
-from attnbalance.tokens import batches, check_lengths, encode, pad
+from attnbalance.models.interventions import Edit, edited
 
 
 class _RefuseNaN(LogitsProcessor):
-    """Stops generation where logits are NaN, since their argmax would pass for an answer."""
+    """Stops generation at NaN logits, whose argmax would pass for an answer."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -25,13 +25,13 @@ class _RefuseNaN(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores as they are."""
         if bool(scores.isnan().any()):
-            raise ModelError(f"{self.name} gives NaN logits while answering; try --dtype float32")
+            raise ModelError(f'{self.name} gives NaN logits while answering; try `dtype="float32"`')
         return scores
 
 
 @contextmanager
 def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
-    """The model with these generation settings alone: transformers fills what is not set from the model's own."""
+    """The model with only these generation settings: transformers fills what is not set from the model's own."""
     own = base.generation_config
     base.generation_config = settings
     try:
@@ -41,10 +41,10 @@ def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
 
 
 def _stops(model: HookedModel) -> list[int]:
-    """The ids that end an answer: the model's own and the tokenizer's end of sequence, which finetuning teaches."""
+    """The ids that end an answer: the model's own, and the tokenizer's end of sequence, which finetuning teaches."""
     own = getattr(base_of(model.model).generation_config, "eos_token_id", None)
-    found = [*(own if isinstance(own, list) else [own]), model.tokenizer.eos_token_id]
-    return sorted({i for i in found if isinstance(i, int)})
+    ids = [*(own if isinstance(own, list) else [own]), model.tokenizer.eos_token_id]
+    return sorted({i for i in ids if isinstance(i, int)})
 
 
 @torch.no_grad()
@@ -52,45 +52,66 @@ def generate(
     model: HookedModel,
     prompts: Sequence[Prompt],
     *,
-    max_new_tokens: int,
+    max_new_tokens: int | Sequence[int],
     batch_size: int,
     edit: Edit | None = None,
     progress: bool = False,
 ) -> list[str]:
-    """The text that the model puts behind each prompt, greedily, without special tokens, in the order of the prompts.
+    """The text that the model generates after each prompt, greedily, without special tokens, in order of the prompts.
 
-    The model's own generation settings (sampling, penalties, lengths) are set aside; an answer ends at the model's
-    end-of-sequence tokens and at the tokenizer's. `edit` changes the attention row of each prompt's last token.
+    An answer ends at the model's end-of-sequence tokens and at the tokenizer's. The model's own generation settings
+    (sampling, penalties, lengths) are not used.
+
+    Arguments:
+        model: the model that answers.
+        prompts: what it is asked.
+        max_new_tokens: the longest answer in tokens, one number for all prompts or one for each.
+        batch_size: the number of prompts that are answered at once.
+        edit: what to do with the attention row of each prompt's last token; by default nothing.
+        progress: whether to show a progress bar.
     """
     from tqdm import tqdm
 
-    if not prompts or max_new_tokens < 1:
-        raise DataError(f"expected at least one prompt and one token to generate, got {len(prompts)}, {max_new_tokens}")
+    budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    if not prompts or len(budgets) != len(prompts) or min(budgets) < 1:
+        raise DataError(
+            f"expected at least one prompt and one token to generate for each, got {len(prompts)} prompts and tokens "
+            f"from {min(budgets, default=0)} for {len(budgets)} prompts"
+        )
     encodings = encode(prompts, model.tokenizer)
-    check_lengths(encodings, model.max_positions, extra=max_new_tokens)
+    check_lengths(encodings, model.max_positions, extra=budgets)
     base = base_of(model.model)
     stops = _stops(model)
-    settings = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        pad_token_id=model.pad_id,
-        eos_token_id=stops or None,
-    )
     answers = [""] * len(encodings)
     bar = tqdm(total=len(prompts), desc="answers", unit="prompt", disable=not progress, leave=False)
-    with evaluating(model.model), _only(base, settings), bar:
-        for group in batches(encodings, batch_size):
+    alike_from = model.alike_from and max(1, model.alike_from - max(budgets))  # the answer is part of the length
+
+    def fitting(group: list[int]) -> list[list[int]]:
+        """The group, or its prompts one by one if one's longest answer would need more positions beside the others."""
+        longest = max(len(encodings[i].ids) for i in group) + max(budgets[i] for i in group)
+        return [group] if longest <= (model.max_positions or longest) else [[i] for i in group]
+
+    with evaluating(model.model), bar:
+        groups = (part for group in batches(encodings, batch_size, alike_from) for part in fitting(group))
+        for group in groups:
             batch = pad([encodings[i] for i in group], model.pad_id)
             check_vocabulary(model.model, batch.input_ids, model.name)
-            with nullcontext() if edit is None else edited(model, edit(batch)):
-                found = base.generate(  # pyright: ignore[reportCallIssue]
+            settings = GenerationConfig(
+                max_new_tokens=max(budgets[i] for i in group),
+                do_sample=False,
+                pad_token_id=model.pad_id,
+                eos_token_id=stops or None,
+            )
+            with _only(base, settings), nullcontext() if edit is None else edited(model, edit(batch)):
+                output = base.generate(  # pyright: ignore[reportCallIssue]
                     input_ids=batch.input_ids.to(model.device),
                     attention_mask=(batch.attention_mask != 0).long().to(model.device),
                     generation_config=settings,
                     logits_processor=LogitsProcessorList([_RefuseNaN(model.name)]),
                 )
-            for i, ids in zip(group, found[:, batch.input_ids.shape[1] :].tolist(), strict=True):
-                end = next((place for place, token in enumerate(ids) if token in stops), len(ids))
+            for i, row in zip(group, output[:, batch.input_ids.shape[1] :].tolist(), strict=True):
+                ids = row[: budgets[i]]  # others of the batch may have more
+                end = next((index for index, token in enumerate(ids) if token in stops), len(ids))
                 answers[i] = str(model.tokenizer.decode(ids[:end], skip_special_tokens=True))
             bar.update(len(group))
     return answers

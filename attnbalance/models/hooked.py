@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedTokenizerBase
 
+from attnbalance.data.tokens import PromptBatch
 from attnbalance.errors import ModelError
 from attnbalance.models.forward import (
-    attention_layers,
     base_of,
     check_vocabulary,
     evaluating,
@@ -21,26 +21,33 @@ from attnbalance.models.forward import (
     position_limit,
     vocabulary_size,
 )
-from attnbalance.models.proof import prove
-from attnbalance.models.rows import register
-from attnbalance.tokens import PromptBatch
+from attnbalance.models.rows import IMPLEMENTATION, register
+from attnbalance.models.self_check import self_check
 
 
 @dataclass(frozen=True)
 class HookedModel:
-    """A causal language model with its tokenizer, ready to have its attention rows read.
-
-    `kernel` is "sdpa" where the row is computed beside the model's own kernel, "eager" where the family stands outside
-    transformers' attention interface and whole attention maps are made, layer by layer, to take the row from.
-    `layers` are the numbers of the layers that have attention. `max_positions` is the longest input, None for no limit.
-    """
+    """A causal language model with its tokenizer, ready to have its attention rows read."""
 
     model: Module
+    """The transformers or peft model, with its attention implementation set to ours."""
     tokenizer: PreTrainedTokenizerBase
+    """The tokenizer of its prompts."""
     name: str
+    """What messages and reports call it."""
     kernel: str
+    """"sdpa" if the row is computed in addition to the model's usual attention; "eager" if the family is outside
+    transformers' attention interface, so that whole attention maps are made, layer by layer, to take the row from."""
     layers: tuple[int, ...]
+    """The numbers of the layers that have attention."""
     max_positions: int | None
+    """The longest input in tokens; None for no limit."""
+    alike_from: int | None = None
+    """From this length in tokens on (None: never) a batch may only hold prompts of one length: the family's rows depend
+    on padding there, or the self-check did not reach so far."""
+    editable: bool = True
+    """Whether rows can be edited as well as read: not with the kernel "eager", nor if several rows have one layer
+    number."""
 
     @property
     def device(self) -> torch.device:
@@ -49,30 +56,47 @@ class HookedModel:
 
     @property
     def pad_id(self) -> int:
-        """The id put on padding; any does, since padding is masked."""
+        """The id of padding tokens; any will do, since padding is masked."""
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((i for i in known if isinstance(i, int) and i < vocabulary_size(self.model)), 0)
+
+    def check_implementation(self) -> None:
+        """Raise `ModelError` where another attention implementation was set since the model was hooked."""
+        implementation = base_of(self.model).config._attn_implementation
+        if self.kernel == "sdpa" and implementation != IMPLEMENTATION:
+            raise ModelError(
+                f"{self.name} runs attention implementation {implementation!r}, set after it was loaded: its rows can "
+                f"be neither read nor edited; call set_attn_implementation({IMPLEMENTATION!r}), or load it again"
+            )
 
     def rows(self, batch: PromptBatch) -> Float[Tensor, "prompt layer head position"]:
         """The attention row of each prompt's query in every layer and head, in float32, on the batch's positions.
 
-        Padding has probability 0. Differentiable outside `torch.no_grad`. Raises `ModelError`, naming the first prompt,
-        where a row or the logits hold NaN or infinity, and for a token that the model does not know.
+        Padding has probability 0. Differentiable outside `torch.no_grad`. Raises `ModelError` for NaN or infinity in a
+        row or the logits (naming the first prompt), for a token that the model does not know, for a padded batch of
+        `alike_from` tokens or more, and if another attention implementation was set.
         """
+        self.check_implementation()
         check_vocabulary(self.model, batch.input_ids, self.name)
+        width = batch.input_ids.shape[1]
+        if self.alike_from is not None and width >= self.alike_from and not bool((batch.attention_mask != 0).all()):
+            raise ModelError(
+                f"{self.name} can be read from {self.alike_from} tokens on only in batches of prompts of one length, "
+                f"got a padded batch of {width} tokens (tokens.batches groups prompts by length)"
+            )
         with evaluating(self.model):
             rows, logits = forward_rows(self.model, batch, self.kernel)
-        sound = rows.isfinite().flatten(1).all(1) & logits.isfinite().flatten(1).all(1).to(rows.device)
-        if not bool(sound.all()):
-            first = batch.prompts[int((~sound).nonzero()[0])].text
+        finite = rows.isfinite().flatten(1).all(1) & logits.isfinite().flatten(1).all(1).to(rows.device)
+        if not bool(finite.all()):
+            first = batch.prompts[int((~finite).nonzero()[0])].text
             raise ModelError(
-                f"{self.name} gives NaN or infinite numbers (first at prompt {first[:80]!r}); try --dtype float32"
+                f'{self.name} gives NaN or infinite numbers (first at prompt {first[:80]!r}); try `dtype="float32"`'
             )
         return rows
 
 
 def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> HookedModel:
-    """Put our attention function into a model and prove it; falls back to eager attention, with a warning.
+    """Put our attention function into a model and check it; falls back to eager attention, with a warning.
 
     Raises `ModelError` for a model that is not a causal language model, for an adapter that lengthens the input, and
     for rows that differ from eager attention.
@@ -80,8 +104,8 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
     for config in getattr(model, "peft_config", {}).values():
         if config.is_prompt_learning:
             raise ModelError(
-                f"{name} has an adapter of type {config.peft_type.value}, which puts tokens of its own before the "
-                "prompt; only adapters that change weights (LoRA and its like) can be read"
+                f"{name} has an adapter of type {config.peft_type.value}, which puts tokens before the prompt; only "
+                "adapters that change weights (such as LoRA) can be read"
             )
     base = base_of(model)
     if base.config.is_encoder_decoder:
@@ -91,11 +115,11 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
             f"{name} is a {type(base).__name__} without a language-model head; load its ...ForCausalLM class"
         )
     register()
-    kernel, count = prove(model, name)
-    if kernel == "eager":
+    learned = self_check(model, name)
+    if learned.kernel == "eager":
         warnings.warn(
-            f"{type(base).__name__} stands outside transformers' attention interface: reading it through eager "
-            "attention, which is slower and holds whole attention maps",
+            f"{type(base).__name__} is outside transformers' attention interface: reading it through eager attention, "
+            "which is slower and holds whole attention maps",
             stacklevel=3,
         )
-    return HookedModel(model, tokenizer, name, kernel, attention_layers(base, count), position_limit(base.config))
+    return HookedModel(model, tokenizer, name, max_positions=position_limit(base.config), **learned._asdict())

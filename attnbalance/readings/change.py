@@ -1,8 +1,7 @@
-"""What became of an answer between two checkpoints: how much of its change is attention, and how much is storage."""
+"""The change of an answer's margin between two checkpoints, split into what each part of the weights causes."""
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,179 +11,224 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnbalance.models.bridge import bridge_of
-from attnbalance.models.edits import edited, rows_of_model
-from attnbalance.models.forward import evaluating, forward_rows
+from attnbalance.arguments import expects
+from attnbalance.data.tokens import PromptBatch, batches, pad
+from attnbalance.errors import ModelError
+from attnbalance.models.config_changes import changed_settings
+from attnbalance.models.forward import base_of, evaluating, forward_uncapped
 from attnbalance.models.hooked import HookedModel
-from attnbalance.models.parts import PARTS, changed_parts, transplants, weight_parts
-from attnbalance.readings.contrast import Contrasts
-from attnbalance.readings.ledger import Ledger, read_ledger
+from attnbalance.models.hybrids import Hybrids, hybrids_of
+from attnbalance.models.interventions import edited, rows_of
+from attnbalance.models.weights import PARTS
+from attnbalance.readings.answer_tokens import AnswerTokens, check_tokenizers, weigh_by_probability
+from attnbalance.readings.direct_attribution import DirectAttribution, read_direct_attribution
 from attnbalance.readings.reading import Reading
-from attnbalance.tokens import batches, pad
+
+TOLERANCE = 1e-3
+"""Largest allowed difference between the margins of a model's direct attribution and of its own logits, in float32,
+relative to 1 + the largest margin. Attention implementations that sum in another order differ by 1e-5 of the logits; a
+different mask, window or frequency shows as 0.1 to 4 nats."""
+
+IN_16_BITS = 300
+"""Factor on `TOLERANCE` for models that compute in 16 bits: their logits of 10 to 30 are off by 0.1."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of each prompt's contrast from one checkpoint to another, split by cause and by place.
+    """The change of each prompt's margin (see `answer_tokens`) from one checkpoint to another, by cause and component.
 
-    The contrast is the one of `against_rivals` (not the one with equal weights, which `read_ledger` gives for the same
-    prompts): to second order its change is that of the answer's log-odds against its relation's other answers, in nats.
-    `parts` holds, for each of `models.parts.PARTS`, the part of the change that these weights cause: Shapley values
-    over the parts, with the contrast of each hybrid of the two checkpoints as the value of a coalition. They add up to
-    `after - before` for every prompt, are 0 for weights that did not change, and turn round when the two are swapped.
-    `places` splits each of them further by where it shows in the ledger: "subject" (edges from the subject's tokens, by
-    head), "elsewhere" (all other edges and the attention bias, by head and bias last), "mlp" and "rest" (embeddings and
-    constants, with the layer axis of size 1). `rows` is what the last token's attention rows carry of it, whatever made
-    them change: see `read_row_change`. Weights of values and MLPs, too, change what later layers look at. `looked` and
-    `readout` split the change that is carried from subject to last token head by head, whatever caused it: see
-    `split_edges`.
+    In families that cap their final logits (Gemma 2), all of this is about the logits before the cap. OV and MLP
+    weights also change what later layers attend to, so `qk` is not all of the change that attention carries; `rows` is.
+
+    Attributes:
+        before: The margin in the first checkpoint, nats.
+        after: The margin in the second checkpoint.
+        parts: For each of `models.weights.PARTS`, the change that these weights cause: its Shapley value, with the
+            margin of each hybrid of the two checkpoints as the value of a coalition. They sum to `after - before` for
+            every prompt, are 0 for unchanged weights, and change sign when the checkpoints are swapped.
+        components: Each of `parts`, split by the component of direct logit attribution in which it shows: "subject"
+            (edges from the subject's tokens, by head), "elsewhere" (all other edges by head, then the attention bias),
+            "mlp", and "rest" (embeddings and constants, with a layer axis of size 1).
+        rows: The change that the last token's attention rows carry, whichever weights changed them; None if rows cannot
+            be edited.
+        by_attention: The change that each head carries from subject to last token because attention changed; see
+            `split_edges`.
+        by_readout: The change that each head carries from subject to last token because the readout changed.
+        settings: Settings that differ between the two configurations, with both values. Their effect counts as "rest".
     """
 
     before: Float[Tensor, " prompt"]
     after: Float[Tensor, " prompt"]
     parts: Mapping[str, Float[Tensor, " prompt"]]
-    places: Mapping[str, Mapping[str, Float[Tensor, "prompt layer column"]]]
+    components: Mapping[str, Mapping[str, Float[Tensor, "prompt layer column"]]]
     rows: Float[Tensor, " prompt"] | None
-    looked: Reading
-    readout: Reading
+    by_attention: Reading
+    by_readout: Reading
+    settings: Mapping[str, tuple[object, object]]
 
     @property
-    def attention(self) -> Float[Tensor, " prompt"]:
-        """What the changed W_Q and W_K cause, on all paths."""
-        return self.parts["attention"]
+    def qk(self) -> Float[Tensor, " prompt"]:
+        """The change that W_Q and W_K cause, on all paths."""
+        return self.parts["qk"]
 
     @property
-    def storage(self) -> Float[Tensor, " prompt"]:
-        """What the changed W_V, W_O and MLPs cause, on all paths: also through what later layers then look at."""
-        return self.parts["values"] + self.parts["mlp"]
+    def ov_mlp(self) -> Float[Tensor, " prompt"]:
+        """The change that W_V, W_O and the MLPs cause, on all paths, including what later layers then attend to."""
+        return self.parts["ov"] + self.parts["mlp"]
 
 
-def split_edges(before: Ledger, after: Ledger, role: str = "subject") -> tuple[Reading, Reading]:
-    """The change that each head carries from a role's tokens, as change of attention and change of what is read there.
+def split_edges(before: DirectAttribution, after: DirectAttribution, role: str = "subject") -> tuple[Reading, Reading]:
+    """The change that each head carries from a role's tokens, split into change of attention and change of readout.
 
-    For every edge, a s -> a' s': the change a' s' - a s = (a' - a) (s + s') / 2 + (a + a') / 2 (s' - s). This is the
-    Shapley value of the two factors: the cross term (a' - a)(s' - s) is shared in equal parts. Summed over the role's
-    tokens. What is read there depends on all earlier layers, so that the second part holds earlier changes
-    of attention too; `Change.parts` tells causes apart.
+    For every edge with attention a -> a' and readout r -> r', the change is
+    a' r' - a r = (a' - a) (r + r') / 2 + (a + a') / 2 (r' - r). This is the Shapley value of the two factors: the cross
+    term (a' - a)(r' - r) is shared equally. Both are summed over the role's tokens. The readout depends on all earlier
+    layers, so its change also contains earlier changes of attention; `Change.parts` separates causes.
     """
     span = before.spans[role][:, None, None, :]
-    moved, changed = after.rows - before.rows, after.stored - before.stored
-    looked = moved * (before.stored + after.stored) / 2
-    read = (before.rows + after.rows) / 2 * changed
+    by_attention = (after.rows - before.rows) * (before.readout + after.readout) / 2
+    by_readout = (before.rows + after.rows) / 2 * (after.readout - before.readout)
     return (
-        before.reading(f"{role}: change of attention", looked.masked_fill(~span, 0.0).sum(-1)),
-        before.reading(f"{role}: change of readout", read.masked_fill(~span, 0.0).sum(-1)),
+        before.reading(f"{role}: change of attention", by_attention.masked_fill(~span, 0.0).sum(-1)),
+        before.reading(f"{role}: change of readout", by_readout.masked_fill(~span, 0.0).sum(-1)),
     )
 
 
-@torch.no_grad()
-def against_rivals(before: HookedModel, after: HookedModel, contrasts: Contrasts, *, batch_size: int = 32) -> Contrasts:
-    """The contrasts with every other answer weighed by how probable it is among the others, as a mean of both models.
-
-    The log-odds of an answer, its logit minus log sum exp of the others', changes by the change of its logit minus a
-    mean of the others' changes, weighed by probabilities between those before and after: by their mean, to second order
-    (trapezoidal rule). With equal weights rivals that matter would drown among answers that neither model thinks of.
-    """
-    shares = torch.zeros(len(contrasts), max(map(len, contrasts.others)))
-    for model in (before, after):
-        for places in batches(contrasts.encodings, batch_size):
-            batch = pad([contrasts.encodings[i] for i in places], model.pad_id)
-            with evaluating(model.model):
-                logits = forward_rows(model.model, batch, model.kernel)[1][:, -1].float().cpu()
-            for row, i in zip(logits, places, strict=True):
-                tokens = contrasts.candidates[contrasts.prompts[i].fact.relation]
-                others = row[[tokens[k] for k in contrasts.others[i]]]
-                shares[i, : len(others)] += others.softmax(-1) / 2
-    weights = tuple(tuple(shares[i, : len(others)].tolist()) for i, others in enumerate(contrasts.others))
-    return replace(contrasts, weights=weights)
-
-
+@expects(before=HookedModel, after=HookedModel, answer_tokens=AnswerTokens)
 def read_change(
-    before: HookedModel, after: HookedModel, contrasts: Contrasts, *, batch_size: int = 32, progress: bool = False
+    before: HookedModel,
+    after: HookedModel,
+    answer_tokens: AnswerTokens,
+    *,
+    batch_size: int = 32,
+    progress: bool = False,
 ) -> Change:
-    """Split the change of each prompt's contrast between two checkpoints of one model.
+    """Split the change of each prompt's margin between two checkpoints of one model.
 
-    Others are weighed as rivals first (see `against_rivals`). Runs the ledger of every hybrid of the two: 2 to the
-    number of parts that differ, at most 16; parts that are the same cost nothing. Holds a few copies of the model.
-    Raises `ModelError` for models of different shapes or that cannot be taken apart.
+    Reads the direct logit attribution of every hybrid of the two: 2 to the power of the number of parts that differ, at
+    most 16. Adds two forward passes of each model. Holds both models twice more, in float32. Raises `DataError` for
+    models whose tokenizers differ on these texts; `ModelError` for models of different shapes, for models that cannot
+    be decomposed, and if the margins of the decomposed models differ from those of the models' own logits.
     """
+    check_tokenizers(before.tokenizer, after.tokenizer, answer_tokens.texts)
+    hybrids = hybrids_of(before, after)
+    answer_tokens, own, rows = _own_passes(before, after, answer_tokens, batch_size)
+    margins, components, first, last = _read_hybrids(hybrids, answer_tokens, batch_size, progress)
+    for model, attribution, margin in ((before, first, own[0]), (after, last, own[1])):
+        _check_margins(model, attribution, margin)
+    unchanged = {name: torch.zeros_like(values) for name, values in _components(first).items()}
+    return Change(
+        first.logit_difference,
+        last.logit_difference,
+        {part: _shapley_value(part, hybrids.differing, margins) for part in PARTS},
+        {part: components[part] or unchanged for part in PARTS},
+        rows,
+        *split_edges(first, last),
+        changed_settings(base_of(before.model), base_of(after.model)),
+    )
+
+
+def _read_hybrids(
+    hybrids: Hybrids, answer_tokens: AnswerTokens, batch_size: int, progress: bool
+) -> tuple[dict[tuple[str, ...], Tensor], dict[str, dict[str, Tensor]], DirectAttribution, DirectAttribution]:
+    """The margins of each hybrid, each part's Shapley value in each component, and the attributions of the two ends."""
     from tqdm import tqdm
 
-    contrasts = against_rivals(before, after, contrasts, batch_size=batch_size)
-    masks = weight_parts(before)
-    differing = changed_parts(before, after, masks)
-    totals: dict[tuple[str, ...], Tensor] = {}
-    places: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
-    ends: dict[int, Ledger] = {}
-    coalitions = [some for size in range(len(differing) + 1) for some in combinations(differing, size)]
-    hybrids = transplants(before, after, masks, coalitions)
-    bar = tqdm(coalitions, desc="hybrids", disable=not progress, leave=False)
-    for some, hybrid in zip(bar, hybrids, strict=True):
-        ledger = read_ledger(bridge_of(hybrid), contrasts, batch_size=batch_size)
-        gc.collect()  # a bridge holds itself in a circle
-        if len(some) in (0, len(differing)):
-            ends[len(some)] = ledger
-        totals[some], here = ledger.contrast, _places(ledger)
+    differing = hybrids.differing
+    margins: dict[tuple[str, ...], Tensor] = {}
+    components: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
+    ends: dict[int, DirectAttribution] = {}
+    coalitions = [parts for size in range(len(differing) + 1) for parts in combinations(differing, size)]
+    for coalition in tqdm(coalitions, desc="hybrids", disable=not progress, leave=False):
+        with hybrids.taking(coalition) as hybrid:
+            attribution = read_direct_attribution(hybrid, answer_tokens, batch_size=batch_size)
+        if len(coalition) in (0, len(differing)):
+            ends[len(coalition)] = attribution
+        margins[coalition] = attribution.logit_difference
         for part in differing:
-            weight = shapley_weight(part in some, len(some), len(differing))
-            for name, values in here.items():
-                places[part][name] = places[part].get(name, torch.zeros_like(values)) + weight * values
-    first, last = ends[0], ends[len(differing)]
-    nothing = {name: torch.zeros_like(values) for name, values in _places(first).items()}
-    parts = {
-        part: sum(
-            (
-                shapley_weight(part in some, len(some), len(differing)) * total.double()
-                for some, total in totals.items()
-            ),
-            torch.zeros(len(contrasts), dtype=torch.float64),
-        ).float()
-        if part in differing
-        else torch.zeros(len(contrasts))
-        for part in PARTS
-    }
-    places = {part: found or nothing for part, found in places.items()}
-    rows = read_row_change(before, after, contrasts, batch_size=batch_size)
-    return Change(first.contrast, last.contrast, parts, places, rows, *split_edges(first, last))
+            weight, sums = shapley_weight(part in coalition, len(coalition), len(differing)), components[part]
+            for name, values in _components(attribution).items():
+                sums[name] = sums.get(name, torch.zeros_like(values)) + weight * values
+    return margins, components, ends[0], ends[len(differing)]
+
+
+def _shapley_value(
+    part: str, differing: tuple[str, ...], margins: Mapping[tuple[str, ...], Tensor]
+) -> Float[Tensor, " prompt"]:
+    """What a part of the weights causes, from the margins of all hybrids; zeros for a part that does not differ."""
+    total = torch.zeros_like(margins[()], dtype=torch.float64)
+    for coalition, margin in margins.items() if part in differing else ():
+        total = total + shapley_weight(part in coalition, len(coalition), len(differing)) * margin.double()
+    return total.float()
 
 
 @torch.no_grad()
-def read_row_change(
-    before: HookedModel, after: HookedModel, contrasts: Contrasts, *, batch_size: int = 32
-) -> Float[Tensor, " prompt"] | None:
-    """What the attention rows of the last token carry of the change, whatever made them change; None if not editable.
+def _own_passes(
+    before: HookedModel, after: HookedModel, answer_tokens: AnswerTokens, batch_size: int
+) -> tuple[AnswerTokens, Float[Tensor, "2 prompt"], Float[Tensor, " prompt"] | None]:
+    """From the models' own forward passes: answer tokens with the margin's weights, both margins, what rows carry.
 
-    The Shapley value of rows against all else: the mean of what the first model's rows undo in the second, and the
-    second's do in the first, in all layers at once. Swapping the models turns its sign.
+    The last is None if rows cannot be edited. Else it is the change that the last token's attention rows carry,
+    whatever changed them: the Shapley value of rows against everything else. It averages the effect of putting the
+    first model's rows into the second with that of the reverse, in all layers at once. Swapping the models turns its
+    sign.
     """
-    if "eager" in (before.kernel, after.kernel):
-        return None
-    result = torch.zeros(len(contrasts))
-    for places in batches(contrasts.encodings, batch_size):
-        batch, some = pad([contrasts.encodings[i] for i in places], before.pad_id), contrasts.at(places)
-        for model, other, sign in ((after, before, 1.0), (before, after, -1.0)):
-            with evaluating(model.model):
-                own = some.of_logits(forward_rows(model.model, batch, model.kernel)[1][:, -1].float())
-                with edited(model, rows_of_model(other)(batch)):
-                    changed = some.of_logits(forward_rows(model.model, batch, model.kernel)[1][:, -1].float())
-            result[places] += sign * (own - changed) / 2
-    return result
+    models, editable = (before, after), before.editable and after.editable
+    weights: dict[int, tuple[float, ...]] = {}
+    own, carried = torch.zeros(2, len(answer_tokens)), torch.zeros(len(answer_tokens))
+    alike_from = min((model.alike_from for model in models if model.alike_from is not None), default=None)
+    for indices in batches(answer_tokens.encodings, batch_size, alike_from):
+        batch = pad([answer_tokens.encodings[i] for i in indices], before.pad_id)
+        (rows, logits) = zip(*(_forward(model, batch) for model in models), strict=True)
+        weighted = weigh_by_probability(answer_tokens.at(indices), *logits)
+        weights |= dict(zip(indices, weighted.weights or (), strict=True))
+        own[:, indices] = torch.stack([weighted.difference(each) for each in logits])
+        for i in range(2) if editable else ():
+            with edited(models[i], rows_of(models[1 - i], rows[1 - i])):
+                margin = weighted.difference(_forward(models[i], batch)[1])
+            carried[indices] += (own[i, indices] - margin) / (2 if i else -2)
+    weighted = replace(answer_tokens, weights=tuple(weights[i] for i in range(len(answer_tokens))))
+    return weighted, own, carried if editable else None
+
+
+def _forward(model: HookedModel, batch: PromptBatch) -> tuple[Tensor, Float[Tensor, "prompt vocab"]]:
+    """The rows of a batch, and the last token's logits before any cap, as in direct logit attribution."""
+    with evaluating(model.model):
+        return forward_uncapped(model.model, batch, model.kernel)
+
+
+def _check_margins(model: HookedModel, attribution: DirectAttribution, own: Float[Tensor, " prompt"]) -> None:
+    """Raise `ModelError` if the margins of the decomposed model are not those of the model itself."""
+    coarse = 1.0 if base_of(model.model).dtype in (torch.float32, torch.float64) else IN_16_BITS
+    off = (attribution.logit_difference - own).abs()
+    if not bool((off <= TOLERANCE * coarse * (1 + own.abs().max())).all()):
+        i = int(off.argmax())
+        raise ModelError(
+            f"{model.name}: direct logit attribution gives a margin of {float(attribution.logit_difference[i]):.3f}, "
+            f"but the model's own logits give {float(own[i]):.3f} "
+            f"(prompt {attribution.encodings[i].prompt.text[:60]!r}): this family computes something for such prompts "
+            "that cannot be decomposed"
+        )
 
 
 def shapley_weight(inside: bool, size: int, n: int) -> float:
-    """The weight of a coalition's value in the Shapley value of one of n players, who is inside it or not.
+    """The weight of a coalition's value in the Shapley value of one of `n` players (Shapley 1953).
 
-    (size - 1)! (n - size)! / n! inside, -size! (n - size - 1)! / n! outside (Shapley 1953).
+    For a player inside the coalition of `size` players it is (size - 1)! (n - size)! / n!; for a player outside,
+    -size! (n - size - 1)! / n!.
+
+    >>> shapley_weight(True, 1, 2), shapley_weight(False, 0, 2)
+    (0.5, -0.5)
     """
     if inside:
         return math.factorial(size - 1) * math.factorial(n - size) / math.factorial(n)
     return -math.factorial(size) * math.factorial(n - size - 1) / math.factorial(n)
 
 
-def _places(ledger: Ledger) -> dict[str, Float[Tensor, "prompt layer column"]]:
-    """The ledger's entries summed into places."""
-    used = ledger.rows * ledger.stored
-    subject = used.masked_fill(~ledger.spans["subject"][:, None, None, :], 0.0).sum(-1)
-    elsewhere = torch.cat([used.sum(-1) - subject, ledger.bias[..., None]], dim=-1)
-    rest = (ledger.embedding + ledger.constant)[:, None, None]
-    return {"subject": subject, "elsewhere": elsewhere, "mlp": ledger.mlp[..., None], "rest": rest}
+def _components(attribution: DirectAttribution) -> dict[str, Float[Tensor, "prompt layer column"]]:
+    """The entries of a direct logit attribution, summed by component (see `Change.components`)."""
+    used = attribution.rows * attribution.readout
+    subject = used.masked_fill(~attribution.spans["subject"][:, None, None, :], 0.0).sum(-1)
+    elsewhere = torch.cat([used.sum(-1) - subject, attribution.bias[..., None]], dim=-1)
+    rest = (attribution.embedding + attribution.constant)[:, None, None]
+    return {"subject": subject, "elsewhere": elsewhere, "mlp": attribution.mlp[..., None], "rest": rest}

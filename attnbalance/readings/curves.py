@@ -7,16 +7,23 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
-from attnbalance.readings.intervals import finite, mean_intervals
+from attnbalance.arguments import expects
 from attnbalance.readings.reading import Reading
+from attnbalance.statistics.intervals import finite, mean_intervals
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A reading averaged over heads and prompts, layer by layer, with 95% intervals (see `layer_curve`).
+    """A reading averaged over heads and prompts in each layer, with 95% intervals (see `layer_curve`).
 
-    `low` and `high` are NaN where the prompts have too few subjects (see
-    `mean_intervals`). `n` is the number of prompts.
+    Attributes:
+        name: What was measured.
+        unit: Unit of the numbers.
+        layers: Layer numbers, one for each number below.
+        mean: The means.
+        low: Lower ends of the intervals; NaN with too few subjects (see `mean_intervals`).
+        high: Upper ends of the intervals; NaN with too few subjects.
+        n: Number of prompts.
     """
 
     name: str
@@ -28,7 +35,7 @@ class Curve:
     n: int
 
     def as_dict(self) -> dict[str, object]:
-        """The curve as it stands in `curves.json`; a bound that is not known is null."""
+        """The curve as in `curves.json`; unknown bounds are null."""
         return {
             "layers": list(self.layers),
             "mean": list(self.mean),
@@ -38,25 +45,28 @@ class Curve:
         }
 
 
-def layer_curve(reading: Reading, *, confidence: float = 0.95, seed: int = 0) -> Curve:
+@expects(reading=Reading)
+def layer_curve(reading: Reading, *, simultaneous: bool = False, seed: int = 0) -> Curve:
     """The mean of a reading over heads, then over prompts, in each layer (Ghosal et al. 2024, B.3 and Figure 3a).
 
-    The intervals are bootstrapped over prompts, clustered by subject, each layer by itself. For many layers at once,
-    as in "is there a layer that differs?", pass a `confidence` of 1 - 0.05 / number of layers (Bonferroni).
+    The intervals are bootstrapped over prompts, clustered by subject, separately for each layer. With `simultaneous`
+    they hold for all layers together, as the question "does any layer differ?" requires: in 95% of samples every
+    layer's mean lies within its interval (see `mean_intervals`).
     """
     per_prompt = reading.values.double().mean(dim=-1).numpy()
-    found = mean_intervals(per_prompt, reading.subjects, confidence=confidence, seed=seed)
+    intervals = mean_intervals(per_prompt, reading.subjects, simultaneous=simultaneous, seed=seed)
     return Curve(
         reading.name,
         reading.unit,
         reading.layers,
-        tuple(x.mean for x in found),
-        tuple(x.low for x in found),
-        tuple(x.high for x in found),
+        tuple(interval.mean for interval in intervals),
+        tuple(interval.low for interval in intervals),
+        tuple(interval.high for interval in intervals),
         len(reading.prompt_ids),
     )
 
 
+@expects(reading=Reading)
 def head_map(reading: Reading) -> Float[Tensor, "layer head"]:
     """The mean of a reading over prompts, for each layer and head."""
     return reading.values.mean(dim=0)

@@ -1,4 +1,4 @@
-"""Reading: a number for each prompt, layer and head; the narrow waist between measurements and what is made of them."""
+"""Reading: one number for each prompt, layer and head; measurements produce it, curves and reports consume it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnbalance.arguments import expects
 from attnbalance.errors import DataError
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One number for each prompt, layer and head, in float32 on the CPU.
+    """One number for each prompt, layer and head.
 
-    `name` and `unit` say what was measured ("subject attention (max)", "probability"). `layers` holds the model's
-    layer numbers in order. `prompt_ids` name the prompts, each once; `subjects` are the prompts' subjects, by which
-    intervals are clustered.
+    Attributes:
+        name: What was measured, such as "subject attention (max)".
+        unit: Unit of the values, such as "probability".
+        values: The numbers, float32, on the CPU.
+        layers: The model's layer numbers in order.
+        prompt_ids: Distinct names of the prompts.
+        subjects: The prompts' subjects, by which intervals are clustered.
     """
 
     name: str
@@ -30,38 +35,43 @@ class Reading:
     subjects: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        """Refuse labels that do not fit the values, and prompts that cannot be told apart."""
+        """Refuse labels that do not match the shape of the values, and prompt ids that repeat."""
         expected = (len(self.prompt_ids), len(self.layers))
         if tuple(self.values.shape[:2]) != expected or len(self.subjects) != len(self.prompt_ids):
             raise DataError(
                 f"reading {self.name!r}: values of shape {tuple(self.values.shape)} and {len(self.subjects)} subjects "
-                f"do not fit {expected[0]} prompt ids and {expected[1]} layers"
+                f"do not match {expected[0]} prompt ids and {expected[1]} layers"
             )
-        twice = [name for name, count in Counter(self.prompt_ids).items() if count > 1]
-        if twice:
-            raise DataError(f"reading {self.name!r}: prompt id {twice[0]!r} occurs more than once")
+        repeated = [name for name, count in Counter(self.prompt_ids).items() if count > 1]
+        if repeated:
+            raise DataError(f"reading {self.name!r}: prompt id {repeated[0]!r} occurs more than once")
+
+    @property
+    def title(self) -> str:
+        """The name without what it ends with in brackets: "subject attention" for "subject attention (max)"."""
+        return self.name.partition(" (")[0]
 
     def at(self, prompt_ids: Sequence[str]) -> Reading:
-        """The same reading of some of its prompts, in the order given; raises `DataError` for one that is not there."""
-        place = {name: i for i, name in enumerate(self.prompt_ids)}
-        missing = [name for name in prompt_ids if name not in place]
+        """The reading of the named prompts, in that order; raises `DataError` for an unknown name."""
+        index_of = {name: i for i, name in enumerate(self.prompt_ids)}
+        missing = [name for name in prompt_ids if name not in index_of]
         if missing:
             raise DataError(
                 f"reading {self.name!r} has no prompt {missing[0]!r} ({len(missing)} of {len(prompt_ids)} missing)"
             )
-        index = [place[name] for name in prompt_ids]
+        indices = [index_of[name] for name in prompt_ids]
         return Reading(
             self.name,
             self.unit,
-            self.values[index],
+            self.values[indices],
             self.layers,
             tuple(prompt_ids),
-            tuple(self.subjects[i] for i in index),
+            tuple(self.subjects[i] for i in indices),
         )
 
 
 def concatenate(readings: Sequence[Reading]) -> Reading:
-    """One reading of all prompts of several readings of the same thing, in order."""
+    """Several readings of the same measurement as one, with all their prompts in order."""
     first = readings[0]
     for other in readings[1:]:
         if (other.name, other.unit, other.layers) != (first.name, first.unit, first.layers):
@@ -76,15 +86,16 @@ def concatenate(readings: Sequence[Reading]) -> Reading:
     )
 
 
+@expects(a=Reading, b=Reading)
 def difference(a: Reading, b: Reading) -> Reading:
     """The paired difference a - b, prompt by prompt, in a's order.
 
-    Raises `DataError` where the two do not hold the same prompts, layers and number of heads.
+    Raises `DataError` if the two differ in prompts, layers, number of heads or unit.
     """
     if set(a.prompt_ids) != set(b.prompt_ids):
         raise DataError(
             "a paired difference needs the same prompts: "
-            f"{len(set(a.prompt_ids) ^ set(b.prompt_ids))} are in one reading only"
+            f"{len(set(a.prompt_ids) ^ set(b.prompt_ids))} are in only one of the readings"
         )
     if a.layers != b.layers or a.values.shape != b.values.shape or a.unit != b.unit:
         raise DataError(

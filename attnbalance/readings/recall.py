@@ -1,104 +1,150 @@
-"""Recall: whether a model, asked, gives the right answer; accuracy by popularity, and the shortcut rate."""
+"""Recall: whether a model answers correctly when asked; accuracy by popularity, and the shortcut rate."""
 
 from __future__ import annotations
 
+import hashlib
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import NoneType
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
+from transformers import PreTrainedTokenizerBase
 
+from attnbalance.arguments import expects
+from attnbalance.data.facts import FactSet
+from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
-from attnbalance.facts import FactSet
-from attnbalance.models.edits import Edit
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
-from attnbalance.prompts import Prompt
-from attnbalance.readings.intervals import Interval, mean_intervals, share_interval
+from attnbalance.models.interventions import Edit
+from attnbalance.readings.scoring import SCORINGS, WHOLE_WORDS, check_scoring, is_match
+from attnbalance.statistics.intervals import Interval
+from attnbalance.statistics.shares import gain_interval, share_interval
 
 PERCENTILES = tuple(range(10, 101, 10))
 
-
 NEW_TOKENS = 10
-"""Tokens generated for an answer (Ghosal et al. 2024, B.2)."""
+"""Least number of tokens generated for an answer (Ghosal et al. 2024, B.2); longer accepted answers get more."""
 
 
 @dataclass(frozen=True)
 class Recall:
-    """What a model answered to each prompt, and whether that is right or the shortcut.
+    """A model's answer to each prompt, and whether it is right or the shortcut.
 
-    `correct[i]`: the normalised output contains an accepted answer (see `is_match`). `shortcut[i]`: the output is
-    wrong and contains the most frequent training answer of the prompt's relation. `popularity[i]` may be None.
+    Attributes:
+        prompt_ids: Names of the prompts.
+        subjects: The prompts' subjects, by which intervals are clustered.
+        popularity: The facts' popularity, where known.
+        outputs: The generated texts.
+        right: For each of `SCORINGS`, whether the output contains an accepted answer (see `is_match`).
+        shortcut: Whether the output is wrong and contains the most frequent training answer of the prompt's relation.
+        scoring: The scoring that `correct`, and everything computed from it, uses.
     """
 
     prompt_ids: tuple[str, ...]
     subjects: tuple[str, ...]
     popularity: tuple[float | None, ...]
     outputs: tuple[str, ...]
-    correct: tuple[bool, ...]
+    right: Mapping[str, tuple[bool, ...]]
     shortcut: tuple[bool, ...]
+    scoring: str = WHOLE_WORDS
 
-    def accuracy(self, seed: int = 0) -> Interval:
-        """The share of right answers over all prompts, with its 95% interval, clustered by subject."""
-        return self._share(range(len(self.correct)), seed)
+    @classmethod
+    def from_json(cls, columns: Mapping[str, Any]) -> Recall:
+        """The recall from its fields as JSON."""
+        right = {scoring: tuple(column) for scoring, column in columns["right"].items()}
+        lists = {name: tuple(column) for name, column in columns.items() if isinstance(column, list)}
+        return cls(**{**lists, "right": right, "scoring": columns["scoring"]})
 
-    def shortcut_rate(self, seed: int = 0) -> Interval | None:
-        """The share of wrong answers that are the relation's most frequent training answer; None without wrong ones."""
+    @property
+    def correct(self) -> tuple[bool, ...]:
+        """For each prompt, whether the output contains an accepted answer."""
+        return self.right[self.scoring]
+
+    def by(self, scoring: str) -> Recall:
+        """The same answers under another of `SCORINGS`; the shortcuts stay as they are."""
+        check_scoring(scoring)
+        return replace(self, scoring=scoring)
+
+    def accuracy(self) -> Interval:
+        """The share of right answers, with its 95% interval clustered by subject."""
+        return self._share(range(len(self.correct)))
+
+    def shortcut_rate(self) -> Interval | None:
+        """The share of wrong answers that are the relation's most frequent training answer, if any are wrong."""
         wrong = [i for i, right in enumerate(self.correct) if not right]
         if not wrong:
             return None
-        return share_interval([self.shortcut[i] for i in wrong], [self.subjects[i] for i in wrong], seed=seed)
+        return share_interval([self.shortcut[i] for i in wrong], [self.subjects[i] for i in wrong])
 
-    def by_quintile(self, seed: int = 0) -> list[tuple[tuple[float, float], Interval]]:
-        """((lowest, highest popularity), accuracy) of each fifth by popularity, where known, most popular first."""
-        return [(self._range(part), self._share(part, seed)) for part in self.quintiles()]
+    def by_quintile(self) -> list[tuple[tuple[float, float], Interval]]:
+        """((lowest, highest popularity), accuracy) of each fifth by known popularity, most popular first."""
+        return [(self._range(part), self._share(part)) for part in self.quintiles()]
 
-    def by_top_percentile(self, seed: int = 0) -> list[tuple[int, Interval]]:
+    def by_top_percentile(self) -> list[tuple[int, Interval]]:
         """(x, accuracy on the x% most popular prompts) for x = 10, 20, ..., 100 (Ghosal et al. 2024, Figure 4)."""
         ranked = self._ranked()
         sizes = [(x, -(-len(ranked) * x // 100)) for x in PERCENTILES]
-        return [(x, self._share(ranked[:size], seed)) for x, size in sizes if size]
+        return [(x, self._share(ranked[:size])) for x, size in sizes if size]
 
     def quintiles(self) -> list[list[int]]:
-        """Places of the prompts in each fifth by popularity, most popular first; empty fifths are left out."""
+        """Indices of the prompts in each fifth by popularity, most popular first; empty fifths are left out."""
         return [part.tolist() for part in np.array_split(np.asarray(self._ranked(), dtype=int), 5) if len(part)]
 
     def at(self, prompt_ids: Sequence[str]) -> Recall:
-        """The same recall of some of its prompts, in the order given; raises `DataError` for one that is not there."""
-        place = {name: i for i, name in enumerate(self.prompt_ids)}
-        missing = [name for name in prompt_ids if name not in place]
+        """The recall of the named prompts, in that order; raises `DataError` for an unknown name."""
+        index_of = {name: i for i, name in enumerate(self.prompt_ids)}
+        missing = [name for name in prompt_ids if name not in index_of]
         if missing:
             raise DataError(f"recall has no prompt {missing[0]!r} ({len(missing)} of {len(prompt_ids)} missing)")
-        index = [place[name] for name in prompt_ids]
+        indices = [index_of[name] for name in prompt_ids]
         return Recall(
             tuple(prompt_ids),
-            tuple(self.subjects[i] for i in index),
-            tuple(self.popularity[i] for i in index),
-            tuple(self.outputs[i] for i in index),
-            tuple(self.correct[i] for i in index),
-            tuple(self.shortcut[i] for i in index),
+            tuple(self.subjects[i] for i in indices),
+            tuple(self.popularity[i] for i in indices),
+            tuple(self.outputs[i] for i in indices),
+            {scoring: tuple(column[i] for i in indices) for scoring, column in self.right.items()},
+            tuple(self.shortcut[i] for i in indices),
+            self.scoring,
         )
 
+    def tied(self) -> list[int]:
+        """For each fifth of `quintiles`, the number of its prompts whose popularity also occurs in another fifth."""
+        parts = [[self.popularity[i] for i in part] for part in self.quintiles()]
+        fifths = Counter(value for part in parts for value in set(part))
+        return [sum(fifths[value] > 1 for value in part) for part in parts]
+
     def _ranked(self) -> list[int]:
-        """Places of prompts with known popularity, most popular first; ties are broken by prompt id."""
-        known = [(-p, self.prompt_ids[i], i) for i, p in enumerate(self.popularity) if p is not None]
+        """Indices of prompts with known popularity, most popular first.
+
+        Ties are broken by a hash of the prompt id. This does not depend on the order of the prompts or on the other
+        prompts, and ignores the relation, with which an id begins.
+        """
+        digests = [hashlib.sha256(name.encode()).hexdigest() for name in self.prompt_ids]
+        known = [(-p, digests[i], i) for i, p in enumerate(self.popularity) if p is not None]
         return [i for _, _, i in sorted(known)]
 
-    def _range(self, places: Sequence[int]) -> tuple[float, float]:
-        known = [p for p in (self.popularity[i] for i in places) if p is not None]
+    def _range(self, indices: Sequence[int]) -> tuple[float, float]:
+        known = [p for p in (self.popularity[i] for i in indices) if p is not None]
         return min(known), max(known)
 
-    def _share(self, places: Sequence[int], seed: int) -> Interval:
-        return share_interval([self.correct[i] for i in places], [self.subjects[i] for i in places], seed=seed)
+    def _share(self, indices: Sequence[int]) -> Interval:
+        return share_interval([self.correct[i] for i in indices], [self.subjects[i] for i in indices])
 
 
 @dataclass(frozen=True)
 class PairedAccuracy:
-    """The accuracy of a minus that of b on the same prompts: mean with 95% interval, and the exact McNemar test.
+    """The accuracy of a model a minus that of b on the same prompts, with the exact McNemar test.
 
-    `a_only` and `b_only` are the numbers of prompts that one of the two alone gets right; `p_value` is that of the
-    exact two-sided McNemar test on them, which takes the prompts as independent.
+    Attributes:
+        interval: The difference with its 95% interval.
+        a_only: Number of prompts that only a answers correctly.
+        b_only: Number of prompts that only b answers correctly.
+        p_value: Of the exact two-sided McNemar test on these two numbers, which treats prompts as independent.
     """
 
     interval: Interval
@@ -108,87 +154,105 @@ class PairedAccuracy:
 
     @property
     def differs(self) -> bool:
-        """Whether one is more accurate: only where the interval excludes zero and the exact test has p < 0.05.
+        """Whether one is more accurate: the interval excludes zero and the exact test has p < 0.05.
 
-        On a few prompts that are answered differently the interval can exclude zero by itself, as the resamples hold
-        no prompt that goes the other way.
+        With about five prompts that are answered differently, the interval can exclude zero while the exact test has
+        p > 0.05. With several prompts for each subject, the test's p is too small, since it treats them as independent.
         """
         return self.interval.excludes_zero and self.p_value < 0.05
 
 
-def compare_accuracy(a: Recall, b: Recall, seed: int = 0) -> PairedAccuracy:
-    """Compare two models' accuracy on the same prompts; raises `DataError` where the prompts are not the same."""
+def compare_accuracy(a: Recall, b: Recall) -> PairedAccuracy:
+    """Compare two models' accuracy on the same prompts; raises `DataError` for different prompts."""
     if set(a.prompt_ids) != set(b.prompt_ids):
         raise DataError("a paired comparison needs the same prompts in both recalls")
     right_a, right_b = np.asarray(a.correct, dtype=int), np.asarray(b.at(a.prompt_ids).correct, dtype=int)
     gained = right_a - right_b
     a_only, b_only = int((gained > 0).sum()), int((gained < 0).sum())
     p_value = float(stats.binomtest(a_only, a_only + b_only).pvalue) if a_only + b_only else 1.0
-    return PairedAccuracy(gain_interval(gained, a.subjects, seed), a_only, b_only, p_value)
+    return PairedAccuracy(gain_interval(gained, a.subjects), a_only, b_only, p_value)
 
 
-def gain_interval(gained: npt.NDArray[np.int_], subjects: Sequence[str], seed: int) -> Interval:
-    """The mean of gains in {-1, 0, 1} with its interval: bootstrap, or Wilson's where all gains are alike.
-
-    No end lies outside [-1, 1]. `share_interval` says how many subjects either of the two needs.
-
-    There the bootstrap has no width, however few prompts were seen. With a share of such gains of at least w, at most
-    1 - w are of the other kinds, so that the mean of gains of +1 is at least 2 w - 1, and of 0 within 1 - w of 0.
-    """
-    if len(set(gained.tolist())) > 1:
-        return mean_intervals(gained[:, None], subjects, seed=seed)[0].within(-1.0, 1.0)
-    alike, other = float(gained[0]), 1 - share_interval([True] * len(gained), subjects).low
-    width = (1 + abs(alike)) * other
-    return Interval(alike, alike - width, alike + width, len(gained)).within(-1.0, 1.0)
-
-
-def is_match(output: str, answers: Sequence[str]) -> bool:
-    """Whether an output contains one of the answers, both lower-cased and stripped (Ghosal et al. 2024, B.2).
-
-    The paper's code lower-cases the output only, though its text says that both are normalised; both are here. As in
-    the paper a short answer matches inside a longer word ("pol" in "Apollo"); empty answers never match.
-    """
-    given = output.lower().strip()
-    return any(wanted in given for wanted in (answer.lower().strip() for answer in answers) if wanted)
-
-
-def score(prompts: Sequence[Prompt], outputs: Sequence[str], shortcuts: Mapping[str, Sequence[str]]) -> Recall:
-    """The recall of a model's outputs; `shortcuts`: a relation's most frequent training answer, in all its forms."""
-    correct = [is_match(output, prompt.fact.answers) for prompt, output in zip(prompts, outputs, strict=True)]
+def score(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[str],
+    shortcuts: Mapping[str, Sequence[str]],
+    scoring: str = WHOLE_WORDS,
+) -> Recall:
+    """The recall of a model's outputs; `shortcuts`: each relation's most frequent training answer, in all its forms."""
+    check_scoring(scoring)
+    pairs = list(zip(prompts, outputs, strict=True))
+    right = {by: tuple(is_match(output, prompt.fact.answers, by) for prompt, output in pairs) for by in SCORINGS}
     shortcut = [
-        not right and is_match(output, shortcuts.get(prompt.fact.relation, ()))
-        for right, prompt, output in zip(correct, prompts, outputs, strict=True)
+        not correct and is_match(output, shortcuts.get(prompt.fact.relation, ()), scoring)
+        for correct, (prompt, output) in zip(right[scoring], pairs, strict=True)
     ]
     return Recall(
         tuple(prompt.prompt_id for prompt in prompts),
         tuple(prompt.fact.subject for prompt in prompts),
         tuple(prompt.fact.popularity for prompt in prompts),
         tuple(outputs),
-        tuple(correct),
+        right,
         tuple(shortcut),
+        scoring,
     )
 
 
+def answer_budgets(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Tokens to generate for each prompt: `NEW_TOKENS`, or more if its longest accepted answer needs more."""
+    return [max(NEW_TOKENS, size) for size in _longest_answers(prompts, tokenizer)]
+
+
+def _longest_answers(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The number of tokens of each prompt's longest accepted answer."""
+    answers = list(dict.fromkeys(answer for prompt in prompts for answer in prompt.fact.answers))
+    texts = [f" {answer}" for answer in answers]
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    sizes = {answer: len(ids) for answer, ids in zip(answers, encoded, strict=True)}  # pyright: ignore[reportArgumentType]
+    return [max(sizes[answer] for answer in prompt.fact.answers) for prompt in prompts]
+
+
+@expects(model=HookedModel, prompts=[Prompt], shortcuts=(Mapping, NoneType), max_new_tokens=(int, NoneType))
 def recall(
     model: HookedModel,
     prompts: Sequence[Prompt],
     shortcuts: Mapping[str, Sequence[str]] | None = None,
     *,
-    max_new_tokens: int = NEW_TOKENS,
+    scoring: str = WHOLE_WORDS,
+    max_new_tokens: int | None = None,
     batch_size: int = 64,
     edit: Edit | None = None,
     progress: bool = False,
 ) -> Recall:
-    """Ask the model every prompt, by greedy generation of up to `max_new_tokens` tokens, and score what it says.
+    """Ask the model every prompt by greedy generation, and score its answers (see `is_match`).
 
-    `shortcuts` maps each relation to the accepted forms of its most frequent training answer; by default the most
-    frequent answer among the prompts' own facts stands in for it. `edit` changes the attention row of each prompt's
-    last token (see `models.edits`), which is how steering and transplants are tested. Raises `BadRowsError` for prompts
-    that, with the answer, are longer than the model's positions; `ModelError` for logits that are not numbers.
+    Args:
+        model: The model to ask.
+        prompts: The prompts.
+        shortcuts: For each relation, the accepted forms of its most frequent training answer. By default, the most
+            frequent answer among the prompts' own facts is used.
+        scoring: One of `SCORINGS`.
+        max_new_tokens: Number of tokens to generate. By default `NEW_TOKENS`, or more for longer accepted answers (see
+            `answer_budgets`). Warns if an accepted answer needs more.
+        batch_size: Prompts in a batch.
+        edit: Changes the attention row of each prompt's last token (see `models.interventions`).
+        progress: Whether to show a progress bar.
+
+    Raises `BadRowsError` for prompts that, with the answer, are longer than the model's positions; `ModelError` for
+    logits that are not numbers; `DataError` for an unknown scoring.
     """
+    check_scoring(scoring)
     if shortcuts is None:
         shortcuts = FactSet(tuple(prompt.fact for prompt in prompts)).most_frequent_answers()
-    outputs = generate(
-        model, prompts, max_new_tokens=max_new_tokens, batch_size=batch_size, edit=edit, progress=progress
-    )
-    return score(prompts, outputs, shortcuts)
+    budgets = answer_budgets(prompts, model.tokenizer)
+    if max_new_tokens is not None:
+        longer = sum(size > max_new_tokens for size in _longest_answers(prompts, model.tokenizer))
+        if longer:
+            warnings.warn(
+                f"{longer} of {len(prompts)} prompts accept an answer of more than {max_new_tokens} tokens; it would "
+                "be cut off and could count as wrong; leave max_new_tokens out",
+                stacklevel=2,
+            )
+        budgets = [max_new_tokens] * len(prompts)
+    outputs = generate(model, prompts, max_new_tokens=budgets, batch_size=batch_size, edit=edit, progress=progress)
+    return score(prompts, outputs, shortcuts, scoring)

@@ -1,4 +1,4 @@
-"""Relevance: whether learning a fact would raise or lower attention to its subject, known before any training."""
+"""Relevance: whether an answer would gain or lose if the model attended more to the subject."""
 
 from __future__ import annotations
 
@@ -9,24 +9,34 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnbalance.models.edits import edited
-from attnbalance.models.forward import base_of, evaluating, forward_rows
+from attnbalance.arguments import expects
+from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import batches, check_lengths, pad
+from attnbalance.errors import DataError
+from attnbalance.models.forward import base_of, check_vocabulary, evaluating, forward_rows
 from attnbalance.models.hooked import HookedModel
-from attnbalance.prompts import Prompt
+from attnbalance.models.interventions import edited
+from attnbalance.readings.answer_tokens import distinguishing_tokens
 from attnbalance.readings.reading import Reading, concatenate
-from attnbalance.tokens import batches, check_lengths, encode, encode_answers, pad
 
 
 @dataclass(frozen=True)
 class Relevance:
     """Relevance of the subject's and of all other tokens to each answer, by layer and head.
 
-    `subject` and `others` are the counterparts of s_rel and p_rel (Ghosal et al. 2024, Definitions 4.3 and 4.4):
-    averages, weighted by attention, of the gradient of log p(answer) with respect to the attention probability of each
-    token. `push` is the gradient with respect to a number added to the scores of all subject tokens,
-    m ((1 - m) subject - m' others), with m and m' the attention on the subject and on the others: without attention
-    sinks m (1 - m) (subject - others). Above 0, a step of training on the fact raises attention to the subject
-    (Theorem 4.5). Its sum over heads says so of the whole model.
+    In the paper's one-layer model, the sign of `push` says whether a training step on the fact moves attention towards
+    the subject (Theorem 4.5). In a deep model it does not: a step moves weights, which move each subject token's score
+    by a different amount, and the scores of all other prompts and layers too. On a trained model, the sign of one small
+    gradient-descent step agreed with the push for 67% of facts, while 65% had the more frequent sign.
+
+    Attributes:
+        subject: Counterpart of s_rel (Ghosal et al. 2024, Definition 4.3): the gradient of log p(answer) with respect
+            to each subject token's attention probability, averaged over the subject with attention as weights.
+        others: Counterpart of p_rel (Definition 4.4): the same average over all other tokens.
+        push: The gradient of log p(answer) with respect to a number added to the scores of all subject tokens:
+            m ((1 - m) subject - m' others), with m and m' the attention on the subject and on the others; without
+            attention sinks m (1 - m) (subject - others). Above 0, the answer gains if this head attends more to the
+            subject. Summed over heads, it gives the sign for the whole model.
     """
 
     subject: Reading
@@ -34,40 +44,57 @@ class Relevance:
     push: Reading
 
 
+@expects(model=HookedModel, prompts=[Prompt], among=[Prompt])
 def read_relevance(
-    model: HookedModel, prompts: Sequence[Prompt], *, batch_size: int = 32, progress: bool = False
+    model: HookedModel,
+    prompts: Sequence[Prompt],
+    *,
+    among: Sequence[Prompt] = (),
+    batch_size: int = 32,
+    progress: bool = False,
 ) -> Relevance:
-    """The relevance of each prompt's first answer's first token, in the order of the prompts.
+    """The relevance of the first token at which each prompt's answer differs from its relation's other answers.
 
-    In a one-layer model the gradient with respect to the probability of token j is (e_a - p)^T W_V x_j, so that
-    `subject` and `others` are the paper's s_rel and p_rel exactly; in deep models it holds every later layer's response
-    to the value, rows included. (Definition 4.4 prints f(r, p_r), which its derivation shows to be f(s, p_r).) One
-    forward and one backward pass a batch. Raises `ModelError` for models whose rows cannot be edited.
+    Those are the answers of `prompts` and of `among`; the relevance of `among` itself is not read. If all answers of a
+    relation begin with the same tokens, or an answer begins with a token that shows no character (a bare "▁"), these
+    are appended to the prompt, whose last token is then the query: see `distinguishing_tokens`.
+
+    In a one-layer model, the gradient with respect to the probability of token j is (e_a - p)^T W_V x_j, so `subject`
+    and `others` are exactly the paper's s_rel and p_rel. In deep models, the gradient includes the response of all
+    later layers, attention rows included. (Definition 4.4 prints f(r, p_r); its derivation shows that f(s, p_r) is
+    meant.) Takes one forward and one backward pass for each batch. Raises `ModelError` for models whose rows cannot be
+    edited.
     """
     from tqdm import tqdm
 
-    encodings = encode(prompts, model.tokenizer)
+    if not prompts:
+        raise DataError("expected at least one prompt, got none")
+    encodings, answers = distinguishing_tokens([*prompts, *among], model.tokenizer)
+    encodings, answers = encodings[: len(prompts)], answers[: len(prompts)]
     check_lengths(encodings, model.max_positions)
-    answers = encode_answers(encodings, model.tokenizer)
+    check_vocabulary(
+        model.model, torch.tensor([max(encoding.ids) for encoding in encodings] + list(answers)), model.name
+    )
     parts: list[tuple[Reading, Reading, Reading]] = []
     with tqdm(total=len(encodings), desc="relevance", unit="prompt", disable=not progress, leave=False) as bar:
-        for places in batches(encodings, batch_size):
-            batch = pad([encodings[i] for i in places], model.pad_id)
-            rows, slopes = _slopes(model, batch, torch.tensor([answers[i][0] for i in places]))
-            parts.append(_readings(model, [prompts[i] for i in places], rows, slopes, batch.spans["subject"]))
-            bar.update(len(places))
+        for indices in batches(encodings, batch_size, model.alike_from):
+            batch = pad([encodings[i] for i in indices], model.pad_id)
+            rows, slopes = _slopes(model, batch, torch.tensor([answers[i] for i in indices]))
+            parts.append(_readings(model, [prompts[i] for i in indices], rows, slopes, batch.spans["subject"]))
+            bar.update(len(indices))
     names = [prompt.prompt_id for prompt in prompts]
-    return Relevance(*(concatenate(list(found)).at(names) for found in zip(*parts, strict=True)))
+    return Relevance(*(concatenate(list(pieces)).at(names) for pieces in zip(*parts, strict=True)))
 
 
 def _slopes(
     model: HookedModel, batch: object, answer: Tensor
 ) -> tuple[Float[Tensor, "prompt layer head position"], Float[Tensor, "prompt layer head position"]]:
-    """Rows, and the gradient of log p(answer) with respect to each of their probabilities."""
+    """The rows, and the gradient of log p(answer) with respect to each probability in them."""
     added: dict[int, Tensor] = {}
 
     def free(layer: int, row: Tensor) -> Tensor:
-        added[layer] = torch.zeros_like(row, requires_grad=True)
+        if layer not in added:  # a layer may call its attention twice for one row
+            added[layer] = torch.zeros_like(row, requires_grad=True)
         return row + added[layer]
 
     parameters = [p for p in model.model.parameters() if p.requires_grad]
@@ -82,17 +109,18 @@ def _slopes(
         for parameter in parameters:
             parameter.requires_grad_(True)
     home = base_of(model.model).device
-    return rows.detach().cpu(), torch.stack([one.to(home) for one in slopes], dim=1).cpu()
+    return rows.detach().cpu(), torch.stack([slope.to(home) for slope in slopes], dim=1).cpu()
 
 
 def _readings(
     model: HookedModel, prompts: Sequence[Prompt], rows: Tensor, slopes: Tensor, span: Tensor
 ) -> tuple[Reading, Reading, Reading]:
+    """The three readings of a batch; `span` marks the subject's tokens."""
     inside = span[:, None, None, :]
-    mass = [rows.masked_fill(~here, 0.0).sum(-1) for here in (inside, ~inside)]
+    mass = [rows.masked_fill(~tokens, 0.0).sum(-1) for tokens in (inside, ~inside)]
     subject, others = (
-        (rows * slopes).masked_fill(~here, 0.0).sum(-1) / part.clamp(min=torch.finfo(part.dtype).tiny)
-        for here, part in zip((inside, ~inside), mass, strict=True)
+        (rows * slopes).masked_fill(~tokens, 0.0).sum(-1) / attention.clamp(min=torch.finfo(attention.dtype).tiny)
+        for tokens, attention in zip((inside, ~inside), mass, strict=True)
     )
     push = mass[0] * ((1 - mass[0]) * subject - mass[1] * others)
     ids, subjects = tuple(p.prompt_id for p in prompts), tuple(p.fact.subject for p in prompts)

@@ -1,4 +1,4 @@
-"""Figures of a comparison, as matplotlib `Figure`s that need no display and leave pyplot's state alone."""
+"""The kit for figures: style, axes, lines, points, bars and legends, as matplotlib `Figure`s that need no display."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnbalance.errors import DataError
-from attnbalance.readings.compare import Comparison
 from attnbalance.readings.curves import Curve, head_map
-from attnbalance.readings.explanation import Explanation
-from attnbalance.readings.intervals import Interval
 from attnbalance.readings.reading import Reading, difference
-from attnbalance.readings.recall import Recall
+from attnbalance.statistics.intervals import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +21,8 @@ if TYPE_CHECKING:
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#000000")
 """Okabe and Ito's colours, with wine for their yellow, which is too light for lines on white."""
 MARKERS = "osD^vPX*"
+MOST_MARKED = 24
+"""Layers of a line that still has markers: a single layer needs them, eighty would hide the line."""
 STYLE: dict[Any, object] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -37,77 +35,113 @@ STYLE: dict[Any, object] = {
 }
 
 
-def draw_curves(comparison: Comparison) -> Figure:
-    """Subject attention by layer, a line with its 95% band for each label (Ghosal et al. 2024, Figure 3a).
+@contextmanager
+def make_axes(
+    columns: int, height: float = 3.6, *, rows: int = 1, share: bool = True
+) -> Iterator[tuple[Figure, Sequence[Axes]]]:
+    """A figure with `rows` x `columns` axes in this package's style; with `share` they have one y axis.
 
-    A band says how sure one model's mean is; whether two models differ is what `draw_difference` shows.
+    pyplot's state is left alone.
     """
-    with axes_of(1) as (figure, [ax]):
-        for i, (label, curve) in enumerate(comparison.curves().items()):
-            colour, marker = look(i)
-            ax.fill_between(curve.layers, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-            ax.plot(curve.layers, curve.mean, color=colour, marker=_marker(marker, curve), markersize=5, label=label)
-        reading = comparison.measured[0].attention
-        _layer_axis(ax, [one.attention.layers for one in comparison.measured])
-        ax.set(ylabel=f"{reading.name}\n({reading.unit}, mean over heads)", ylim=(0, None))
-        legend(figure, ax.lines)
-    return figure
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(8, height), layout="constrained")
+        yield figure, list(figure.subplots(rows, columns, squeeze=False, sharey=share and columns > 1).flat)
 
 
-def draw_difference(comparison: Comparison) -> Figure:
-    """The pair's difference in subject attention by layer, with intervals that hold for all layers together.
+def label_style(index: int) -> tuple[str, str]:
+    """The colour and marker of the label at an index, the same in all figures.
 
-    Layers whose interval excludes zero are filled. Raises `DataError` without a pair, or where the two models differ
-    in depth or heads.
+    >>> label_style(0)
+    ('#0072b2', 'o')
     """
-    if comparison.pair is None:
-        raise DataError("a difference needs a pair of labels; this comparison has none")
-    a, b = comparison.pair
-    curve = comparison.attention_difference(a, b)
-    x, mean, low, high = (np.asarray(part, dtype=float) for part in (curve.layers, curve.mean, curve.low, curve.high))
-    sure = (low > 0) | (high < 0)
-    with axes_of(1) as (figure, [ax]):
-        ax.axhline(0, color="#555555", linewidth=1)
-        ax.vlines(x, low, high, color="#444444", linewidth=1.6)
-        told = [
-            *ax.plot(x[sure], mean[sure], "o", color="#444444", label="differs: interval excludes zero"),
-            *ax.plot(x[~sure], mean[~sure], "o", color="#444444", markerfacecolor="white", label="not told apart"),
-        ]
-        ax.set_ylabel(f"difference in subject attention\n({curve.unit})")
-        ax.margins(y=0.15)
-        above, below = (f"{name} attends more" for name in (_short(a), _short(b)))
-        for text, y, side in ((f"↑ {above}", 0.99, "top"), (f"↓ {below}", 0.01, "bottom")):
-            ax.text(0.01, y, text, transform=ax.transAxes, va=side, color="#555555", fontsize=9)
-        _layer_axis(ax, [curve.layers])
-        legend(figure, told)
-    return figure
+    return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
 
 
-def draw_accuracy(comparison: Comparison) -> Figure:
-    """Accuracy with 95% intervals: in each fifth by popularity, and on the top x% (Ghosal et al. 2024, Figure 4).
+def short_label(label: str) -> str:
+    """A label of at most 32 characters: a longer one loses its middle.
 
-    Without known popularity it shows the accuracy over all questions. Raises `DataError` where no recall was measured.
+    >>> short_label("finetuned on the popular half of all subjects")
+    'finetuned on t…f of all subjects'
     """
-    known = [(i, one.label, one.recall) for i, one in enumerate(comparison.measured) if one.recall is not None]
-    if not known:
-        raise DataError("accuracy cannot be drawn: recall was not measured for any model")
-    seed, popular = comparison.seed, bool(known[0][2].quintiles())
-    with axes_of(2 if popular else 1) as (figure, axes):
-        for place, (i, label, recall) in enumerate(known):
-            shift = 0.5 * ((place + 0.5) / len(known) - 0.5)
-            found = [f for _, f in recall.by_quintile(seed)] if popular else [recall.accuracy(seed)]
-            _points(axes[0], np.arange(len(found)) + shift, found, i, label)
-            if popular:
-                percents, tops = zip(*recall.by_top_percentile(seed), strict=True)
-                _points(axes[1], np.array(percents) + 3 * shift, tops, i, label, line="-")
-        axes[0].set(ylabel="share of questions answered right (%)", xlabel="fifth of the questions, by popularity")
-        axes[0].set_xticks(*_fifths(known[0][2]))
-        if popular:
-            axes[1].set(xlabel="the x% most popular questions", xticks=range(20, 101, 20))
-        for ax in axes:
-            ax.set_ylim(-2, 102)
-            ax.grid(axis="x", visible=False)
-        legend(figure, axes[0].containers)
+    return label if len(label) <= 32 else f"{label[:14]}…{label[-17:]}"
+
+
+def whiskers(intervals: Sequence[Interval], scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Means, and the lengths of their whiskers down and up; a mean without an interval has whiskers of length 0."""
+    mean, low, high = (scale * np.array([getattr(x, end) for x in intervals]) for end in ("mean", "low", "high"))
+    return mean, np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
+
+
+def draw_curve(ax: Axes, curve: Curve, index: int, label: str, markersize: float = 5) -> None:
+    """A curve along layers as a line with its 95% band, in the style of the label at `index`."""
+    colour, marker = label_style(index)
+    ax.fill_between(curve.layers, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
+    shown = marker if len(curve.layers) <= MOST_MARKED else None
+    ax.plot(curve.layers, curve.mean, color=colour, marker=shown, markersize=markersize, label=label)
+
+
+def draw_points(
+    ax: Axes, x: np.ndarray, shares: Sequence[Interval], index: int, label: str, line: str = "none"
+) -> None:
+    """Shares in percent with their intervals, in the style of the label at `index`; `line` joins the points."""
+    mean, bars = whiskers(shares, 100)
+    colour, marker = label_style(index)
+    style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "linestyle": line}
+    ax.errorbar(x, mean, bars, capsize=2, elinewidth=1.2, label=label, **style)
+
+
+def draw_bars(ax: Axes, x: np.ndarray, values: Sequence[Interval], index: int, label: str) -> None:
+    """Bars with their intervals, in the colour of the label at `index`."""
+    mean, bars = whiskers(values)
+    ends = {"elinewidth": 1, "ecolor": "#333333"}
+    ax.bar(x, mean, 0.24, yerr=bars, color=COLOURS[index], label=label, error_kw=ends)
+
+
+def layer_axis(ax: Axes, layers: Sequence[Sequence[int]]) -> None:
+    """An x axis of whole layer numbers that holds the layers of all lines."""
+    from matplotlib.ticker import MaxNLocator
+
+    first, last = min(map(min, layers)), max(map(max, layers))
+    ax.set(xlabel="layer", xlim=(first - 0.5, last + 0.5))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
+
+
+def legend(figure: Figure, handles: Sequence[Any]) -> None:
+    """One legend above the axes, as wide as its labels allow; by handles, since labels in "_" are skipped otherwise."""
+    labels = [short_label(str(handle.get_label())) for handle in handles]
+    columns = max(1, min(len(labels), 90 // (6 + max(map(len, labels)))))
+    rows = -(-len(labels) // columns)
+    figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // rows))
+
+
+def save(figure: Figure, target: Any, **options: Any) -> None:
+    """`figure.savefig` without a warning for each letter that matplotlib's font lacks, such as Chinese in a label.
+
+    In an SVG such letters are text, for the browser's fonts; in a PNG they are boxes.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from")
+        figure.savefig(target, **options)
+
+
+def draw_layers(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
+    """One panel for each reading, by its title: a line with its 95% band along layers for each label."""
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    with make_axes(columns, 2.4 * rows + 0.6, rows=rows, share=False) as (figure, axes):
+        for ax, (title, curves) in zip(axes, panels.items(), strict=False):
+            for index, (label, curve) in enumerate(curves.items()):
+                draw_curve(ax, curve, index, label, markersize=4)
+            ax.axhline(0, color="#555555", linewidth=0.8)
+            layer_axis(ax, [curve.layers for curve in curves.values()])
+            ax.set_title(title, fontsize=10)
+            ax.set_ylabel(next(iter(curves.values())).unit, fontsize=8)
+        for ax in axes[len(panels) :]:
+            ax.set_visible(False)
+        legend(figure, axes[0].lines[: len(next(iter(panels.values())))])
     return figure
 
 
@@ -122,7 +156,7 @@ def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure
     top = float(np.abs(values).max()) or 1.0
     colours = _colours(COLOURS[0]) if b is None else _colours(COLOURS[1], "#ffffff", COLOURS[0])
     n_layers, n_heads = values.shape
-    with axes_of(1, height=1.6 + min(5.5, max(1.2, 0.22 * n_layers))) as (figure, [ax]):
+    with make_axes(1, height=1.6 + min(5.5, max(1.2, 0.22 * n_layers))) as (figure, [ax]):
         image = ax.imshow(values, aspect="auto", origin="lower", interpolation="nearest", cmap=colours)
         image.set_clim(0.0 if b is None else -top, top)
         steps = [range(0, n, -(-n // 16)) for n in (n_heads, n_layers)]
@@ -134,186 +168,8 @@ def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure
     return figure
 
 
-def draw_layers(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
-    """One panel for each reading: a line with its band along layers for each label."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(8, 2.4 * rows + 0.6), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-        for ax, (name, curves) in zip(axes.flat, panels.items(), strict=False):
-            for i, (label, curve) in enumerate(curves.items()):
-                colour, marker = look(i)
-                ax.fill_between(curve.layers, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-                ax.plot(
-                    curve.layers, curve.mean, color=colour, marker=_marker(marker, curve), markersize=4, label=label
-                )
-            ax.axhline(0, color="#555555", linewidth=0.8)
-            _layer_axis(ax, [curve.layers for curve in curves.values()])
-            ax.set_title(name, fontsize=10)
-            ax.set_ylabel(next(iter(curves.values())).unit, fontsize=8)
-        for ax in axes.flat[len(panels) :]:
-            ax.set_visible(False)
-        labels = list(next(iter(panels.values())))
-        legend(figure, axes.flat[0].lines[: len(labels)])
-    return figure
-
-
-def draw_causes(explanation: Explanation) -> Figure:
-    """The change of the lead by cause, with 95% intervals, for all questions and each fifth, those lost and gained."""
-    groups = list(explanation.splits.items())
-    causes = (
-        ("attention", "attention (W_Q, W_K)"),
-        ("storage", "storage (W_V, W_O, MLPs)"),
-        ("rest", "embeddings, norms"),
-    )
-    with axes_of(1) as (figure, [ax]):
-        ax.axhline(0, color="#555555", linewidth=1)
-        for place, (cause, label) in enumerate(causes):
-            found = [split.causes[cause] for _, split in groups]
-            _bars(ax, np.arange(len(groups)) + 0.26 * (place - 1), found, COLOURS[place], label)
-        ax.set_xticks(range(len(groups)), [name.replace(" ", "\n") for name, _ in groups])
-        ax.set(ylabel="mean change of the lead (nats)", xlabel="questions; fifth 1 is the most popular")
-        ax.grid(axis="x", visible=False)
-        legend(figure, ax.containers[1::2])
-    return figure
-
-
-def draw_steering(explanation: Explanation) -> Figure:
-    """Accuracy of both models as attention to the subject, or to as many other tokens, is multiplied."""
-    with axes_of(2) as (figure, axes):
-        for ax, label in zip(axes, explanation.labels, strict=True):
-            plain = explanation.recall(label).accuracy(explanation.comparison.seed)
-            for kind, place, name in (("boost", 0, "attention to the subject"), ("control", 1, "to other tokens")):
-                found = {1.0: plain}
-                for one in explanation.checks[label]:
-                    if one.kind == kind and one.alpha:
-                        found[one.alpha] = one.recall.accuracy(explanation.comparison.seed)
-                alphas = sorted(found)
-                x = np.log2(alphas)
-                shift = 0.12 * (place - 0.5)
-                _points(ax, x + shift, [found[alpha] for alpha in alphas], place, name, line="-")
-                ax.set_xticks(x, [f"{alpha:g}" for alpha in alphas])
-            ax.set(title=_short(label), xlabel="factor on attention", ylim=(0, None))
-        axes[0].set_ylabel("share of questions answered right (%)")
-        legend(figure, axes[0].containers)
-    return figure
-
-
-def draw_extraction(panels: Mapping[str, Mapping[str, Mapping[str, Interval]]]) -> Figure:
-    """The extraction ratio with its interval: a panel for each world, a line for each method, a colour for each split.
-
-    `panels` holds intervals by world, method and split.
-    """
-    longest = max(map(len, panels.values()))
-    with axes_of(len(panels), height=1.4 + 0.34 * longest) as (figure, axes):
-        for ax, (world, methods) in zip(axes, panels.items(), strict=True):
-            splits = list(dict.fromkeys(split for found in methods.values() for split in found))
-            for place, split in enumerate(splits):
-                rows = [(y, found[split]) for y, found in enumerate(methods.values()) if split in found]
-                colour, marker = look(place)
-                y = [at + 0.24 * (place - (len(splits) - 1) / 2) for at, _ in rows]
-                mean, low, high = (np.array([getattr(one, end) for _, one in rows]) for end in ("mean", "low", "high"))
-                bars = np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
-                ax.errorbar(mean, y, xerr=bars, color=colour, marker=marker, linestyle="none", capsize=2, label=split)
-            ax.axvline(1, color="#555555", linewidth=1)
-            ax.set(title=world, xlabel="extraction ratio", ylim=(len(methods) - 0.5, -0.5))
-            ax.set_yticks(range(len(methods)), [_short(name) for name in methods])
-            ax.grid(axis="y", visible=False)
-        legend(figure, axes[0].containers)
-    return figure
-
-
-def save(figure: Figure, target: Any, **options: Any) -> None:
-    """`figure.savefig` without a warning for each letter that matplotlib's font lacks, such as Chinese in a label.
-
-    In an SVG such letters stand as text, for the browser's fonts; in a PNG they are boxes.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from")
-        figure.savefig(target, **options)
-
-
-@contextmanager
-def axes_of(
-    count: int, height: float = 3.6, *, rows: int = 1, share: bool = True
-) -> Iterator[tuple[Figure, Sequence[Axes]]]:
-    """A figure with axes side by side (that `share` their y axis), drawn in this package's style, maybe in `rows`."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(STYLE):
-        figure = Figure(figsize=(8, height), layout="constrained")
-        yield figure, list(figure.subplots(rows, count, squeeze=False, sharey=share and count > 1).flat)
-
-
-def look(place: int) -> tuple[str, str]:
-    """The colour and marker of the label at a place, the same in all figures."""
-    return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-
-
-def _marker(marker: str, curve: Curve) -> str | None:
-    """Markers for few layers only: a single layer needs them, eighty would hide the line."""
-    return marker if len(curve.layers) <= 24 else None
-
-
-def _layer_axis(ax: Axes, layers: Sequence[Sequence[int]]) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    first, last = min(map(min, layers)), max(map(max, layers))
-    ax.set(xlabel="layer", xlim=(first - 0.5, last + 0.5))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=16))
-
-
-def _points(ax: Axes, x: np.ndarray, found: Sequence[Interval], place: int, label: str, line: str = "") -> None:
-    """Accuracies in percent with their intervals; a point without an interval has no bar."""
-    mean, low, high = (100 * np.array([getattr(f, name) for f in found]) for name in ("mean", "low", "high"))
-    bars = np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
-    colour, marker = look(place)
-    ax.errorbar(
-        x,
-        mean,
-        bars,
-        color=colour,
-        marker=marker,
-        linestyle=line or "none",
-        capsize=2,
-        markersize=5,
-        elinewidth=1.2,
-        label=label,
-    )
-
-
-def _bars(ax: Axes, x: np.ndarray, found: Sequence[Interval], colour: str, label: str) -> None:
-    """Bars with their intervals."""
-    mean, low, high = (np.array([getattr(one, name) for one in found]) for name in ("mean", "low", "high"))
-    whiskers = np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
-    ax.bar(x, mean, 0.24, yerr=whiskers, color=colour, label=label, error_kw={"elinewidth": 1, "ecolor": "#333333"})
-
-
-def _fifths(recall: Recall) -> tuple[Sequence[int], list[str]]:
-    parts = len(recall.quintiles())
-    names = ["most\npopular", *(str(i + 1) for i in range(1, parts - 1)), "least\npopular"][:parts]
-    return range(max(1, parts)), names or ["all questions"]
-
-
 def _colours(*ends: str) -> Colormap:
     """Shades from the first colour to the last; from white, where only one is given."""
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("shades", ends if len(ends) > 1 else ("#ffffff", *ends))
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= 32 else f"{label[:14]}…{label[-17:]}"
-
-
-def legend(figure: Figure, handles: Sequence[Any]) -> None:
-    """One legend above the axes, as wide as its labels allow; by handles, since labels in "_" are skipped otherwise."""
-    labels = [_short(str(handle.get_label())) for handle in handles]
-    columns = max(1, min(len(labels), 90 // (6 + max(map(len, labels)))))
-    rows = -(-len(labels) // columns)
-    figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // rows))

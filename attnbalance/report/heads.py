@@ -11,10 +11,12 @@ from circuitsvis.utils.render import RenderedHTML
 from jaxtyping import Float
 from torch import Tensor
 
+from attnbalance.arguments import expects
 from attnbalance.errors import DataError
-from attnbalance.outputs import write_text
+from attnbalance.files.outputs import write_text
 
 
+@expects(tokens=[str], weights=Tensor)
 def show_rows(
     tokens: Sequence[str], weights: Float[Tensor, "layer head position"], layers: Sequence[int] | None = None
 ) -> RenderedHTML:
@@ -24,6 +26,8 @@ def show_rows(
     With a single head (a mean over heads, say) the rows are named by layer alone. Display it as the last line of a
     cell, or save it with `save_page`. Raises `DataError` where tokens, layers and weights do not fit each other.
     """
+    if weights.ndim != 3 or not weights.numel():
+        raise DataError(f"weights must have a layer, a head and a position at least, got shape {tuple(weights.shape)}")
     n_layers, n_heads, n_positions = weights.shape
     numbers = list(range(n_layers)) if layers is None else list(layers)
     if n_positions != len(tokens) or n_layers != len(numbers):

@@ -7,7 +7,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from attnbalance.readings.intervals import Interval
+from attnbalance.statistics.bootstrap import MIN_CLUSTERS
+from attnbalance.statistics.intervals import Interval
+
+FEW = f"fewer than {MIN_CLUSTERS} subjects"
+"""Why there is no interval."""
 
 
 def percent(value: float) -> str:

@@ -151,8 +151,8 @@ def rank_one_part(gradient: Float[Tensor, "run token feature"]) -> Float[Tensor,
     """The best approximation of each run's matrix by one of rank 1 (Eckart & Young; equations 287 to 289).
 
     From the largest eigenvector of the small matrix G G^T over those tokens that have a gradient at all: a few dozen in
-    finetuning, where a singular value decomposition of the whole (`attnbalance.finetune.gradients.low_rank`, which also
-    works in float32) would cost more than the rest of the step.
+    finetuning, where a singular value decomposition of the whole (`finetuning.objectives.gradients.low_rank`, which
+    also works in float32) would cost more than the rest of the step.
     """
     rows = gradient.abs().amax((0, 2)).nonzero()[:, 0]
     if not len(rows):

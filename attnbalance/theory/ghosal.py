@@ -40,15 +40,12 @@ def memorising_model(world: Triples) -> AttentionOnly:
 def theorem_a1(world: Triples) -> Outcome:
     """A one-layer transformer can memorise every fact (A.1, by the construction of `memorising_model`).
 
-    The proof takes it that the answers seen with s and those seen with r have only this fact's in common, as where each
-    relation has answers of its own: the construction needs that, and so it is an assumption here. The theorem itself,
-    which says only that there is a model, is true without it, by other constructions that use W_KQ.
+    The proof presumes that the answers seen with s and with r share only this fact's answer. The construction needs
+    that, so it is an assumption here. The theorem itself holds without it, by constructions that use W_KQ.
     """
     facts, model = world.examples(), memorising_model(world)
-    logits = model.logits(facts)
-    answer = facts.answer[..., None]
-    others = logits.scatter(-1, answer, -math.inf).amax(-1)
-    margin = logits.gather(-1, answer)[..., 0] - others
+    logits, answer = model.logits(facts), facts.answer[..., None]
+    margin = logits.gather(-1, answer)[..., 0] - logits.scatter(-1, answer, -math.inf).amax(-1)
     return Outcome(
         f"{PAPER} A.1",
         "the constructed model gives every fact's answer by arg max",
@@ -264,9 +261,8 @@ def _one_pass(
         largest_KQ = max(largest_KQ, float(model.W_KQ.abs().max()))
         largest_V = max(largest_V, float(model.W_V.abs().max()))
     C_KQ, C_V = 2 * largest_KQ if C_KQ is None else C_KQ, 2 * largest_V if C_V is None else C_V
-    if not max(C_KQ, C_V) < LARGEST:
-        largest = max(C_KQ, C_V) / 2
-        raise DivergenceError(f"one pass with learning rate {rate:g} takes entries to {largest:.3g}; lower the rate")
+    if not (largest := max(C_KQ, C_V)) < LARGEST:
+        raise DivergenceError(f"one pass with learning rate {rate:g} takes entries to {largest / 2:.3g}; lower it")
     met = {
         "training starts at 0": start is None or not (start.W_V.any() or start.W_KQ.any()),
         "A.7: no entry of W_KQ exceeds C_KQ / 2": largest_KQ <= C_KQ / 2,
@@ -277,10 +273,8 @@ def _one_pass(
 
 def _only_common_answer(world: Triples) -> bool:
     """Whether for every fact no other answer is seen both with its subject and with its relation."""
-    seen = memorising_model(world)
-    facts = world.examples()
-    both = (seen.values(facts.subject) * seen.values(facts.query)).sum(-1)
-    return bool((both == 1).all())
+    seen, facts = memorising_model(world), world.examples()
+    return bool(((seen.values(facts.subject) * seen.values(facts.query)).sum(-1) == 1).all())
 
 
 def _uneven(model: AttentionOnly, asked: Examples) -> bool:
@@ -289,8 +283,8 @@ def _uneven(model: AttentionOnly, asked: Examples) -> bool:
     for run, (queries, answers) in enumerate(zip(asked.query, asked.answer, strict=True)):
         for query in queries.unique():
             mine = (queries == query).nonzero()[:, 0]
-            found = values[run, mine[0], answers[mine]]
-            if not bool(found.max() > found.min()):
+            logits = values[run, mine[0], answers[mine]]
+            if not logits.max() > logits.min():
                 return False
     return True
 

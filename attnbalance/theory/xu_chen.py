@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnbalance.readings.intervals import seed_interval
+from attnbalance.statistics.intervals import seed_interval
 from attnbalance.theory.acquisition import Acquired, Setting, acquire, doubling, extract
 from attnbalance.theory.attention_mlp import AttentionMLP, rank_one_part
 from attnbalance.theory.outcome import Outcome

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from tiny import tiny_model
+from peft import IA3Config, LoHaConfig, LoraConfig, PeftConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from tiny import tiny_config, tiny_model
+from transformers import AutoModelForCausalLM
 
+from attnbalance.files import seals
 from attnbalance.models.fingerprint import files_fingerprint, fingerprint, same_weights
 
 
@@ -24,6 +32,24 @@ def test_an_adapter_and_a_coarser_dtype_leave_the_fingerprint_and_a_changed_weig
     assert not same_weights(fingerprint(model), own)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(target_modules=["q_proj"], use_dora=True, modules_to_save=["lm_head"], init_lora_weights=False),
+        IA3Config(target_modules=["q_proj", "down_proj"], feedforward_modules=["down_proj"], init_ia3_weights=False),
+        LoHaConfig(target_modules=["q_proj"], init_weights=False),
+    ],
+)
+def test_trained_adapters_of_any_kind_leave_the_fingerprint(config: PeftConfig) -> None:
+    own = fingerprint(tiny_model("llama"))
+    model = get_peft_model(tiny_model("llama"), config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+    assert fingerprint(model) == own
+
+
 def test_the_files_of_a_folder_tell_when_its_weights_were_written_anew(tmp_path: Path) -> None:
     model = tiny_model("llama")
     model.save_pretrained(tmp_path)
@@ -35,3 +61,54 @@ def test_the_files_of_a_folder_tell_when_its_weights_were_written_anew(tmp_path:
     model.save_pretrained(tmp_path)
     assert files_fingerprint(tmp_path) != own
     assert files_fingerprint("owner/name") is None
+
+
+def resaved(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Write the weights anew after an edit, with the old modification time."""
+    path = folder / "model.safetensors"
+    time, weights = path.stat().st_mtime_ns, load_file(path)
+    edit(weights)
+    save_file(weights, path, metadata={"format": "pt"})
+    os.utime(path, ns=(time, time))
+
+
+def test_a_single_edited_head_changes_the_fingerprint_wherever_it_is(tmp_path: Path) -> None:
+    config = tiny_config("llama", hidden_size=128, num_attention_heads=16, num_key_value_heads=16)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
+    own = files_fingerprint(tmp_path / "model")
+    name = "model.layers.{}.self_attn.q_proj.weight"
+    for layer, head in itertools.product(range(2), range(16)):
+        edited = shutil.copytree(tmp_path / "model", tmp_path / f"{layer}-{head}")
+        resaved(edited, lambda w: w[name.format(layer)][8 * head : 8 * head + 8].zero_())  # noqa: B023
+        assert files_fingerprint(edited) != own, (layer, head)
+
+
+def test_a_copied_or_touched_model_keeps_its_fingerprint(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path / "model")
+    own = files_fingerprint(tmp_path / "model")
+    assert files_fingerprint(shutil.copytree(tmp_path / "model", tmp_path / "copy")) == own
+    (tmp_path / "model/model.safetensors").touch()
+    assert files_fingerprint(tmp_path / "model") == own
+
+
+def test_of_a_file_too_large_to_hash_whole_the_modification_time_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seals, "WHOLE", 2**20)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(2**21))
+    own, time = files_fingerprint(tmp_path), path.stat().st_mtime_ns
+    with path.open("r+b") as stream:
+        stream.seek(5000)  # between the first page and the second
+        stream.write(b"x")
+    os.utime(path, ns=(time + 1, time + 1))
+    assert files_fingerprint(tmp_path) != own
+
+
+@pytest.mark.parametrize("name", ["modeling_own.py", "additional_chat_templates/rag.jinja", "qwen.tiktoken"])
+def test_the_code_and_the_templates_of_a_model_count(tmp_path: Path, name: str) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    own = files_fingerprint(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("other")
+    assert files_fingerprint(tmp_path) != own

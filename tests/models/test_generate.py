@@ -9,12 +9,12 @@ from tiny import INTERFACE, OUTSIDE, SINKS, VOCABULARY, eager, tiny_model, tiny_
 from transformers import GenerationConfig, PreTrainedModel
 
 from attnbalance import Fact, load_model
+from attnbalance.data.prompts import make_prompts
+from attnbalance.data.tokens import encode
 from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.generate import generate
-from attnbalance.prompts import make_prompts
-from attnbalance.tokens import encode
 
-WARNING = pytest.mark.filterwarnings("ignore:.*stands outside")
+WARNING = pytest.mark.filterwarnings("ignore:.*is outside")
 
 
 def argmax_loop(model: PreTrainedModel, ids: tuple[int, ...], steps: int, stop: int | None) -> list[int]:
@@ -122,7 +122,7 @@ def test_nan_logits_stop_the_answers() -> None:
     hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
     with torch.no_grad():
         hooked.model.lm_head.weight[3] = torch.nan  # pyright: ignore
-    with pytest.raises(ModelError, match="LlamaForCausalLM gives NaN logits while answering; try --dtype float32"):
+    with pytest.raises(ModelError, match='LlamaForCausalLM gives NaN logits while answering; try `dtype="float32"`'):
         generate(hooked, tiny_prompts(), max_new_tokens=2, batch_size=4)
 
 

@@ -7,12 +7,12 @@ import torch
 from tiny import POSITIONS, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import HookedModel, load_model
+from attnbalance.data.tokens import encode, pad
 from attnbalance.errors import ModelError
 from attnbalance.models.hooked import hook
-from attnbalance.tokens import encode, pad
 
 
-@pytest.mark.filterwarnings("ignore:.*stands outside")
+@pytest.mark.filterwarnings("ignore:.*is outside")
 @pytest.mark.parametrize(("family", "limit"), [("gpt2", POSITIONS), ("llama", POSITIONS), ("bloom", None)])
 def test_it_knows_its_layers_limit_and_device(family: str, limit: int | None) -> None:
     model = load_model(tiny_model(family), tokenizer=tiny_tokenizer())

@@ -10,6 +10,7 @@ from tiny import tiny_model, tiny_prompts, tiny_tokenizer
 from attnbalance import load_model, recall
 from attnbalance.errors import DataError
 from attnbalance.models.generate import generate
+from attnbalance.readings.recall import NEW_TOKENS, answer_budgets
 
 
 def test_recall_scores_the_models_own_answers_in_the_order_of_the_prompts() -> None:
@@ -19,7 +20,7 @@ def test_recall_scores_the_models_own_answers_in_the_order_of_the_prompts() -> N
     for i in (1, 4):  # two facts whose answer is what the model says
         prompts[i] = dataclasses.replace(prompts[i], fact=dataclasses.replace(prompts[i].fact, answers=("no", said[i])))
     shortcuts = {prompts[7].fact.relation: (said[7].upper(),)}
-    found = recall(model, prompts, shortcuts, batch_size=2)
+    found = recall(model, prompts, shortcuts, scoring="containment", max_new_tokens=10, batch_size=2)
     assert found.outputs == tuple(said)
     assert [found.correct[i] for i in (1, 4)] == [True, True]
     assert sum(found.correct) < len(prompts)
@@ -38,9 +39,53 @@ def test_by_default_the_shortcut_is_the_most_frequent_answer_of_the_prompts_them
         dataclasses.replace(tiny_prompts()[0], prompt_id=str(i), fact=fact)
         for i, fact in enumerate([wrong, usual, usual])
     ]
-    found = recall(model, prompts)
+    found = recall(model, prompts, scoring="containment", max_new_tokens=10)
     assert found.correct == (False, True, True)
     assert found.shortcut == (True, False, False)
+
+
+def test_an_answer_longer_than_usual_gets_the_tokens_that_it_takes() -> None:
+    tokenizer = tiny_tokenizer()
+    model = load_model(tiny_model("llama"), tokenizer=tokenizer)
+    prompt = tiny_prompts()[0]
+    said = generate(model, [prompt], max_new_tokens=25, batch_size=1)[0]
+    size = len(tokenizer(f" {said}", add_special_tokens=False)["input_ids"])
+    assert size > NEW_TOKENS
+    long = dataclasses.replace(prompt, fact=dataclasses.replace(prompt.fact, answers=("no", said)))
+    prompts = [*tiny_prompts()[1:], long]
+    assert answer_budgets(prompts, tokenizer) == [NEW_TOKENS] * (len(prompts) - 1) + [size]
+    found = recall(model, prompts, scoring="containment")
+    assert found.correct[-1]
+    assert list(found.outputs[:-1]) == generate(model, prompts[:-1], max_new_tokens=NEW_TOKENS, batch_size=3)
+    with pytest.warns(UserWarning, match=f"1 of {len(prompts)} prompts accept an answer of more than 10 tokens"):
+        assert not recall(model, prompts, scoring="containment", max_new_tokens=10).correct[-1]
+
+
+def test_fewer_tokens_than_an_answer_takes_are_warned_of() -> None:
+    tokenizer = tiny_tokenizer()
+    prompts = list(tiny_prompts())
+    sizes = [
+        max(len(tokenizer(f" {a}", add_special_tokens=False)["input_ids"]) for a in p.fact.answers) for p in prompts
+    ]
+    longer = sum(size > 2 for size in sizes)
+    assert longer > 0
+    with pytest.warns(UserWarning, match=f"{longer} of {len(prompts)} prompts accept an answer of more than 2 tokens"):
+        recall(load_model(tiny_model("llama"), tokenizer=tokenizer), prompts, max_new_tokens=2)
+
+
+def test_a_long_answer_of_one_fact_takes_no_room_from_the_prompts_of_others() -> None:
+    tokenizer, model = tiny_tokenizer(), load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    prompts = sorted(tiny_prompts(), key=lambda prompt: len(tokenizer(prompt.text)["input_ids"]))
+    room = int(model.max_positions or 0) - len(tokenizer(prompts[0].text)["input_ids"])
+    texts = [" ".join(["no"] * words) for words in range(1, room)]
+    answer = max(
+        (text for text in texts if len(tokenizer(f" {text}", add_special_tokens=False)["input_ids"]) <= room), key=len
+    )
+    long = dataclasses.replace(prompts[0], fact=dataclasses.replace(prompts[0].fact, answers=(answer,)))
+    budget = answer_budgets([long], tokenizer)[0]
+    assert len(tokenizer(prompts[-1].text)["input_ids"]) + budget > int(model.max_positions or 0)
+    found = recall(model, [long, *prompts[1:]], batch_size=9)
+    assert list(found.outputs[1:]) == generate(model, prompts[1:], max_new_tokens=NEW_TOKENS, batch_size=3)
 
 
 def test_recall_of_no_prompts_is_refused() -> None:

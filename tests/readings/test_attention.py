@@ -10,10 +10,10 @@ import torch
 from tiny import FACTS, INTERFACE, OUTSIDE, POSITIONS, SINKS, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import Fact, HookedModel, Prompt, Reading, load_model, read_attention
+from attnbalance.data.prompts import make_prompts
+from attnbalance.data.tokens import encode, pad
 from attnbalance.errors import BadRowsError, DataError, ModelError
-from attnbalance.prompts import make_prompts
 from attnbalance.readings.attention import read_subject_attention, rows_of
-from attnbalance.tokens import encode, pad
 
 TOLERANCE = 1e-5  # the issue's; float32 kernels differ by 1e-6 from batch to batch
 
@@ -103,9 +103,23 @@ def test_max_and_sum_reduce_over_the_subjects_tokens_alone() -> None:
     )
 
 
+def test_the_maximum_of_the_mean_over_heads_is_the_other_reading_of_the_papers_words() -> None:
+    found = read_attention(load_model(tiny_model("llama"), tokenizer=tiny_tokenizer()), tiny_prompts())
+    other, each = found.to("subject", "max-of-mean"), found.to("subject", "max")
+    assert other.values.shape == (9, 2, 1)
+    for i in range(9):
+        subject = found.spans["subject"][i].nonzero().flatten().tolist()
+        for layer in range(2):
+            rows = found.values[i, layer].tolist()
+            means = [sum(row[j] for row in rows) / len(rows) for j in subject]
+            assert float(other.values[i, layer, 0]) == pytest.approx(max(means), abs=1e-6)  # float32 sums of 4 numbers
+    assert (other.values[..., 0] <= each.values.mean(-1) + 1e-6).all()
+    assert (other.values[..., 0] < each.values.mean(-1) - 1e-3).any()  # the two are not the same
+
+
 def test_reading_batch_by_batch_equals_reading_all_rows() -> None:
     model = load_model(tiny_model("gemma2"), tokenizer=tiny_tokenizer())
-    for reduce in ("max", "sum"):
+    for reduce in ("max", "max-of-mean", "sum"):
         whole = read_attention(model, tiny_prompts(), batch_size=4).to("subject", reduce)
         parts = read_subject_attention(model, tiny_prompts(), reduce=reduce, batch_size=2)
         assert parts.prompt_ids == whole.prompt_ids
@@ -151,7 +165,7 @@ def test_a_tokenizer_of_another_model_is_named_and_not_an_index_error() -> None:
     hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
     with torch.no_grad():
         hooked.model.resize_token_embeddings(50)  # pyright: ignore[reportCallIssue]
-    with pytest.raises(ModelError, match=r"token id \d+ lies outside the 50 tokens.*--tokenizer"):
+    with pytest.raises(ModelError, match=r"token id \d+ is outside the 50 tokens.*`tokenizer`"):
         read_attention(hooked, tiny_prompts())
 
 
@@ -160,7 +174,10 @@ def test_a_tokenizer_of_another_model_is_named_and_not_an_index_error() -> None:
     [
         (lambda model: read_attention(model, ()), "at least one prompt"),
         (lambda model: read_attention(model, tiny_prompts(), batch_size=0), "at least 1, got 0"),
-        (lambda model: read_attention(model, tiny_prompts()).to("subject", "mean"), "max, sum, got 'mean'"),
+        (
+            lambda model: read_attention(model, tiny_prompts()).to("subject", "mean"),
+            "max, max-of-mean, sum, got 'mean'",
+        ),
         (lambda model: read_attention(model, tiny_prompts()).to("answer"), "'answer'; there are subject"),
     ],
 )

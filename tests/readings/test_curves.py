@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attnbalance.readings.curves import head_map, layer_curve
-from attnbalance.readings.intervals import mean_intervals
 from attnbalance.readings.reading import Reading, difference
+from attnbalance.statistics.intervals import mean_intervals
 
 
 def _reading(values, subjects=None):
@@ -29,13 +29,22 @@ def test_a_curve_is_the_mean_over_heads_then_prompts():
 def test_intervals_of_a_curve_are_those_of_each_layer_by_itself():
     values = torch.rand(30, 3, 4, generator=torch.Generator().manual_seed(0))
     subjects = [f"s{i // 3}" for i in range(30)]
-    curve = layer_curve(_reading(values, subjects), confidence=0.9, seed=4)
+    curve = layer_curve(_reading(values, subjects), seed=4)
     for layer in range(3):
         column = [[sum(values[i, layer].tolist()) / 4] for i in range(30)]
-        [alone] = mean_intervals(column, subjects, confidence=0.9, seed=4)
+        [alone] = mean_intervals(column, subjects, seed=4)
         assert (curve.mean[layer], curve.low[layer], curve.high[layer]) == pytest.approx(
             (alone.mean, alone.low, alone.high)
         )
+
+
+def test_simultaneous_intervals_of_a_curve_are_those_of_all_its_layers():
+    values = torch.rand(30, 3, 4, generator=torch.Generator().manual_seed(0))
+    curve = layer_curve(_reading(values), simultaneous=True, seed=4)
+    table = values.double().mean(-1).numpy()
+    together = mean_intervals(table, [f"p{i}" for i in range(30)], simultaneous=True, seed=4)
+    assert list(zip(curve.low, curve.high, strict=True)) == [(one.low, one.high) for one in together]
+    assert all(wide < own for wide, own in zip(curve.low, layer_curve(_reading(values), seed=4).low, strict=True))
 
 
 def test_the_order_of_prompts_changes_nothing():

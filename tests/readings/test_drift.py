@@ -108,7 +108,7 @@ def test_models_stay_in_their_mode_and_get_no_gradients() -> None:
 @pytest.mark.parametrize(("texts", "count"), [((), 0), (("Rust", ""), 2)])
 def test_no_texts_and_empty_ones_are_refused(texts: tuple[str, ...], count: int) -> None:
     model, base = models("llama")[:2]
-    with pytest.raises(DataError, match=f"drift needs texts that are not empty, got {count}"):
+    with pytest.raises(DataError, match=f"at least one text, and no empty text, got {count}"):
         read_drift(model, base, texts)
 
 

@@ -20,7 +20,7 @@ def _reading(names="abcd", layers=3, heads=2, seed=0):
 def test_labels_must_fit_the_values():
     good = _reading()
     for wrong in ({"layers": (0, 1)}, {"prompt_ids": tuple("abc")}, {"subjects": ("s",)}):
-        with pytest.raises(DataError, match="do not fit"):
+        with pytest.raises(DataError, match="do not match"):
             replace(good, **wrong)
 
 

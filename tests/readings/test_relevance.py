@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
+import transformers
 from one_layer import one_layer, word_prompts, word_tokenizer
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer
+from tiny import GROUPED, eager, tiny_model, tiny_prompts, tiny_tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
+from transformers.models.diffllama import modeling_diffllama
 
-from attnbalance import HookedModel, Prompt, load_model
+from attnbalance import Fact, HookedModel, Prompt, load_model, read_attention
+from attnbalance.data.prompts import make_prompts
+from attnbalance.data.tokens import encode, encode_answers, pad
 from attnbalance.errors import ModelError
-from attnbalance.models.edits import boost, edited
 from attnbalance.models.forward import forward_rows
+from attnbalance.models.interventions import boost_attention, edited
+from attnbalance.readings.answer_tokens import distinguishing_tokens
 from attnbalance.readings.relevance import read_relevance
-from attnbalance.tokens import encode, encode_answers, pad
 
 # The model computes in float32, which is off by 6e-8 of each number: sums of some 20 numbers near 1 are off by some
 # 1e-7, and never by ten times as much.
@@ -48,12 +55,32 @@ def hand_made(model: LlamaForCausalLM, prompt: Prompt) -> tuple[Tensor, Tensor, 
     return surprise @ W_V @ phi[s], surprise @ W_V @ phi[p], slope, s, p
 
 
-def log_p(model: HookedModel, prompt: Prompt, head: tuple[int, int], change: float) -> float:
-    """Log p(answer's first token) with `change` added to the scores of the subject's tokens in one head."""
+def slopes_behind(model: HookedModel, prompt: Prompt, skipped: int) -> Tensor:
+    """The push by differences, of the answer's token number `skipped` (from 0), those before it behind the prompt.
+
+    For each layer and head: the slope of that token's log-probability where a number is added to the scores of the
+    subject's tokens.
+    """
     (encoding,) = encode([prompt], model.tokenizer)
-    batch, answer = pad([encoding]), encode_answers([encoding], model.tokenizer)[0][0]
-    with torch.no_grad(), edited(model, boost(math.exp(change), heads={head[0]: [head[1]]})(batch)):
-        return float(forward_rows(model.model, batch, model.kernel)[1][0, -1].log_softmax(-1)[answer])
+    whole = model.tokenizer(f"{prompt.text} {prompt.fact.answer}")["input_ids"]
+    at = len(encoding.ids) + skipped
+    batch = pad([replace(encoding, ids=tuple(whole[:at]), tokens=("",) * at)])
+    found = torch.zeros(2, 4, dtype=torch.float64)
+    for layer in range(2):
+        for head in range(4):
+            steps = []
+            for k in (-2, -1, 1, 2):
+                with torch.no_grad(), edited(model, boost_attention(math.exp(k * STEP), heads={layer: [head]})(batch)):
+                    logits = forward_rows(model.model, batch, model.kernel)[1]
+                steps.append(float(logits[0, -1].log_softmax(-1)[whole[at]]))
+            found[layer, head] = (steps[0] - 8 * steps[1] + 8 * steps[2] - steps[3]) / (12 * STEP)
+    return found
+
+
+def bare(model: HookedModel, prompt: Prompt) -> int:
+    """How many of the answer's first tokens are nothing but a space."""
+    tokens = encode_answers(encode([prompt], model.tokenizer), model.tokenizer)[0]
+    return next(i for i, token in enumerate(tokens) if str(model.tokenizer.decode([token])).strip())
 
 
 def test_in_one_layer_relevance_equals_definitions_4_3_and_4_4() -> None:
@@ -93,17 +120,53 @@ def test_push_is_the_slope_of_the_answer_when_one_head_looks_more_at_the_subject
     hooked = load_model(tiny_model(family), tokenizer=tiny_tokenizer())
     prompts = (tiny_prompts()[7], *tiny_prompts()[4:6])  # the first early in its text, outside of sliding windows
     push = read_relevance(hooked, prompts).push.values.double()
-    expected = torch.zeros_like(push)
-    for i, prompt in enumerate(prompts):
-        for layer in range(2):
-            for head in range(4):
-                steps = [log_p(hooked, prompt, (layer, head), k * STEP) for k in (-2, -1, 1, 2)]
-                expected[i, layer, head] = (steps[0] - 8 * steps[1] + 8 * steps[2] - steps[3]) / (12 * STEP)
+    expected = torch.stack([slopes_behind(hooked, prompt, bare(hooked, prompt)) for prompt in prompts])
     # Log p of some -10 nats is off by its seventh digit, 1e-6, which a STEP of 0.05 makes 2e-5 of a slope; differences
     # of fourth order are off by STEP^4, 6e-6 of a slope that is not far from linear. Slopes reach 0.1 to 1.
     scale = float(expected.abs().max())
     assert scale > 0.1
     torch.testing.assert_close(push, expected, atol=1e-3 * scale, rtol=0)
+
+
+def spaced(answers: Sequence[str], relation: str = "year") -> list[Prompt]:
+    """The same question for facts of one subject each that a SentencePiece tokenizer begins with a bare "▁"."""
+    facts = [
+        Fact("Ada Lovelace", relation, (answer,), None, "What is Ada Lovelace's occupation?") for answer in answers
+    ]
+    return list(make_prompts(facts))
+
+
+@pytest.mark.parametrize(
+    ("answers", "skipped"),
+    [
+        (("1900", "2019", "314"), (1, 1, 1)),  # "▁" is all that they share
+        (("1900", "china"), (1, 0)),  # "▁" and "▁c": shared by none, but the bare one still tells nothing
+        (("1900", "1984", "1977"), (3, 3, 3)),  # "▁", "1" and "9"
+        (("1900",), (1,)),  # no other answer to be told from
+    ],
+)
+def test_relevance_is_read_at_the_first_token_that_tells_answers_apart(
+    answers: Sequence[str], skipped: Sequence[int]
+) -> None:
+    hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer("metaspace"))
+    prompts = spaced(answers)
+    push = read_relevance(hooked, prompts).push.values.double()
+    expected = torch.stack([slopes_behind(hooked, *pair) for pair in zip(prompts, skipped, strict=True)])
+    scale = float(expected.abs().max())
+    assert scale > 0.05
+    torch.testing.assert_close(push, expected, atol=1e-3 * scale, rtol=0)  # as above
+    for one, other in pairwise(push):
+        assert (one - other).abs().max() > 0.01 * scale
+
+
+def test_answers_of_another_relation_are_no_rivals_and_one_that_others_go_on_from_ends() -> None:
+    tokenizer = tiny_tokenizer("metaspace")
+    prompts = spaced(("19", "190", "1984"), "a") + spaced(("2019", "314"), "b")
+    encodings, tokens = distinguishing_tokens(prompts, tokenizer)
+    shown = [[*encoding.tokens[-3:], str(tokenizer.decode([i]))] for encoding, i in zip(encodings, tokens, strict=True)]
+    assert [one[-1] for one in shown] == ["</s>", "0", "8", "2", "3"]
+    assert [one[1:3] for one in shown[:3]] == [["1", "9"]] * 3
+    assert [encoding.ids[-1] for encoding in encodings[3:]] == [tokenizer.convert_tokens_to_ids("▁")] * 2
 
 
 @pytest.mark.parametrize("family", DEEP)
@@ -153,8 +216,47 @@ def test_flags_are_put_back_after_an_error_too() -> None:
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-@pytest.mark.filterwarnings("ignore:.*stands outside")
+@pytest.mark.filterwarnings("ignore:.*is outside")
 def test_a_model_whose_rows_cannot_be_edited_is_named() -> None:
     hooked = load_model(tiny_model("bloom"), tokenizer=tiny_tokenizer())
     with pytest.raises(ModelError, match="its rows can be read, not edited"):
+        read_relevance(hooked, tiny_prompts())
+
+
+def test_a_layer_that_calls_its_attention_twice_has_the_slope_of_both_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = transformers.DiffLlamaConfig(**GROUPED, pad_token_id=None)  # pyright: ignore[reportArgumentType]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    oracle, prompts, tokenizer = eager(model), tiny_prompts()[:3], tiny_tokenizer()
+    found = read_relevance(load_model(model, tokenizer=tokenizer), prompts)
+    added: dict[int, Tensor] = {}
+
+    def attention(module, query, key, value, attention_mask, scaling, **_):  # eager attention, with room for a change
+        repeat = module.num_key_value_groups
+        keys, values = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+        weights = (query @ keys.transpose(2, 3) * scaling + attention_mask).softmax(-1)
+        change = added.setdefault(module.layer_idx, torch.zeros_like(weights[:, :, -1], requires_grad=True))
+        weights = torch.cat([weights[:, :, :-1], (weights[:, :, -1] + change)[:, :, None]], 2)
+        return (weights @ values).transpose(1, 2), weights
+
+    monkeypatch.setattr(modeling_diffllama, "eager_attention_forward", attention)
+    encodings = encode(prompts, tokenizer)
+    for i, (encoding, answer) in enumerate(zip(encodings, encode_answers(encodings, tokenizer), strict=True)):
+        added.clear()
+        output = oracle(input_ids=torch.tensor([encoding.ids]), output_attentions=True, use_cache=False)
+        output.logits[0, -1].log_softmax(-1)[answer[0]].backward()
+        inside = list(encoding.spans["subject"])
+        for layer in (0, 1):
+            slope, row = added[layer].grad[0], output.attentions[layer][0, :, -1].detach()  # pyright: ignore[reportOptionalSubscript]
+            expected = (row * slope)[:, inside].sum(-1) / row[:, inside].sum(-1)
+            # float32 through two layers of this size: 1e-6 of the largest; half the slope is missing with one call
+            torch.testing.assert_close(found.subject.values[i, layer], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_layers_that_repeat_a_number_are_refused_by_name_and_still_read() -> None:
+    model = tiny_model("llama")
+    model.model.layers[1].self_attn.layer_idx = 0
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    assert read_attention(hooked, tiny_prompts()).layers == (0, 1)
+    with pytest.raises(ModelError, match="LlamaForCausalLM runs several attentions under one layer number"):
         read_relevance(hooked, tiny_prompts())

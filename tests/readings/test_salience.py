@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from attnbalance import load_model
+from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import BridgedModel, bridge_of
-from attnbalance.prompts import make_prompts
-from attnbalance.readings.contrast import Contrasts, make_contrasts
-from attnbalance.readings.salience import read_mlp_salience, read_stored_answers, read_value_salience, top_neurons
+from attnbalance.readings.answer_tokens import AnswerTokens, make_answer_tokens
+from attnbalance.readings.salience import read_mlp_salience, read_readout_ranks, read_value_salience, top_neurons
 
 # Float32 keeps seven digits and sums of some 100 products lose one: relative to the largest entry. A wrong slice, norm
 # or gain shows as 1e-1 and more in these models.
@@ -33,8 +33,8 @@ def near(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> None:
     torch.testing.assert_close(found, expected, atol=tolerance * scale, rtol=0)
 
 
-def opened(model: PreTrainedModel, contrasts: Contrasts) -> BridgedModel:
-    tokenizer = word_tokenizer() if len(contrasts.encodings[0].ids) == 2 else tiny_tokenizer()
+def opened(model: PreTrainedModel, answer_tokens: AnswerTokens) -> BridgedModel:
+    tokenizer = word_tokenizer() if len(answer_tokens.encodings[0].ids) == 2 else tiny_tokenizer()
     return bridge_of(load_model(model, tokenizer=tokenizer))
 
 
@@ -48,29 +48,29 @@ def random_model(family: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def contrasts() -> Contrasts:
+def answer_tokens() -> AnswerTokens:
     """The questions of tests/tiny.py as two relations of 5 and 4 answers; subjects have several tokens."""
     facts = [replace(fact, relation=("odd", "even")[i % 2]) for i, fact in enumerate(FACTS)]
-    return make_contrasts(make_prompts(facts), tiny_tokenizer())
+    return make_answer_tokens(make_prompts(facts), tiny_tokenizer())
 
 
 @pytest.fixture(scope="module")
-def words() -> Contrasts:
-    return make_contrasts(word_prompts(), word_tokenizer())
+def words() -> AnswerTokens:
+    return make_answer_tokens(word_prompts(), word_tokenizer())
 
 
-def against_others(scores: Callable[[int, int], Any], contrasts: Contrasts) -> Tensor:
+def against_others(scores: Callable[[int, int], Any], answer_tokens: AnswerTokens) -> Tensor:
     """Of scores(prompt, token), that of the answer's token minus the mean of the others'."""
     found = []
-    for p, (answer, others) in enumerate(zip(contrasts.answer, contrasts.others, strict=True)):
-        tokens = contrasts.candidates[contrasts.prompts[p].fact.relation]
+    for p, (answer, others) in enumerate(zip(answer_tokens.answer, answer_tokens.others, strict=True)):
+        tokens = answer_tokens.candidates[answer_tokens.prompts[p].fact.relation]
         found.append(scores(p, tokens[answer]) - sum(scores(p, tokens[k]) for k in others) / len(others))
     return torch.stack(found)
 
 
-def direction(model: Any, contrasts: Contrasts) -> Tensor:
-    """The contrast's direction in front of the final norm at scale 1."""
-    found = against_others(lambda _, token: model.lm_head.weight[token], contrasts)
+def direction(model: Any, answer_tokens: AnswerTokens) -> Tensor:
+    """The logit difference's direction before the final norm at scale 1."""
+    found = against_others(lambda _, token: model.lm_head.weight[token], answer_tokens)
     if hasattr(model, "transformer"):  # a layer norm takes the mean off
         return found * model.transformer.ln_f.weight - (found * model.transformer.ln_f.weight).mean(-1, keepdim=True)
     return found * (model.model.norm.weight + ("Gemma" in type(model).__name__))
@@ -99,7 +99,7 @@ def mlp_of(layer: Any, x: Tensor) -> Tensor:
     return (found[0] if isinstance(found, tuple) else found)[0]
 
 
-def in_context(model: Any, contrasts: Contrasts, part: str, inputs: bool = False) -> Tensor:
+def in_context(model: Any, answer_tokens: AnswerTokens, part: str, inputs: bool = False) -> Tensor:
     """What goes into or comes out of a part of each layer at the subject's last token, one prompt at a time."""
     seen: list[Tensor] = []
 
@@ -108,16 +108,18 @@ def in_context(model: Any, contrasts: Contrasts, part: str, inputs: bool = False
         seen.append(found.reshape(-1, found.shape[-1])[place])
 
     hooks = [layer.get_submodule(part).register_forward_hook(keep) for layer in layers_of(model)]
-    for one in contrasts.encodings:
+    for one in answer_tokens.encodings:
         place = one.spans["subject"][-1]
         model(input_ids=torch.tensor([one.ids]), use_cache=False)
     for hook in hooks:
         hook.remove()
-    return torch.stack(seen).view(len(contrasts), len(hooks), -1)
+    return torch.stack(seen).view(len(answer_tokens), len(hooks), -1)
 
 
 @torch.no_grad()
-def test_in_one_layer_value_salience_is_the_papers_definition_set_against_the_other_answers(words: Contrasts) -> None:
+def test_in_one_layer_value_salience_is_the_papers_definition_set_against_the_other_answers(
+    words: AnswerTokens,
+) -> None:
     model = one_layer()
     found = read_value_salience(opened(model, words), words, at="embedding")
     W_V, phi = model.get_parameter("model.layers.0.self_attn.v_proj.weight"), torch.eye(model.config.vocab_size)
@@ -127,7 +129,7 @@ def test_in_one_layer_value_salience_is_the_papers_definition_set_against_the_ot
 
 
 @torch.no_grad()
-def test_in_one_layer_mlp_salience_is_the_sum_over_neurons_of_activation_times_value(words: Contrasts) -> None:
+def test_in_one_layer_mlp_salience_is_the_sum_over_neurons_of_activation_times_value(words: AnswerTokens) -> None:
     model = one_layer()
     found = read_mlp_salience(opened(model, words), words, at="embedding")
     mlp, total = model.model.layers[0].mlp, torch.zeros(len(words), dtype=torch.float64)
@@ -144,50 +146,52 @@ def test_in_one_layer_mlp_salience_is_the_sum_over_neurons_of_activation_times_v
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_salience_without_context_equals_a_loop_over_the_models_own_weights(
-    contrasts: Contrasts, family: str, at: str
+    answer_tokens: AnswerTokens, family: str, at: str
 ) -> None:
     model = random_model(family)
-    x = model.get_input_embeddings()(torch.tensor([one.ids[one.spans["subject"][-1]] for one in contrasts.encodings]))
+    x = model.get_input_embeddings()(
+        torch.tensor([one.ids[one.spans["subject"][-1]] for one in answer_tokens.encodings])
+    )
     x = x + mlp_of(layers_of(model)[0], x) if at == "extended" else x
-    readout, expected = direction(model, contrasts), torch.zeros(len(contrasts), 2, 4)
+    readout, expected = direction(model, answer_tokens), torch.zeros(len(answer_tokens), 2, 4)
     for i, layer in enumerate(layers_of(model)):
         normed = (layer.ln_1 if family == "gpt2" else layer.input_layernorm)(x)
         for head in range(4):
             W_V, W_O = value_output(layer, head)
-            for p in range(len(contrasts)):
+            for p in range(len(answer_tokens)):
                 expected[p, i, head] = readout[p] @ (W_O @ (W_V @ normed[p]))
-    bridged = opened(model, contrasts)
-    near(read_value_salience(bridged, contrasts, at=at).values, expected)
+    bridged = opened(model, answer_tokens)
+    near(read_value_salience(bridged, answer_tokens, at=at).values, expected)
     written = torch.stack([mlp_of(layer, x) for layer in layers_of(model)], dim=1)
-    near(read_mlp_salience(bridged, contrasts, at=at).values[..., 0], (written * readout[:, None]).sum(-1))
+    near(read_mlp_salience(bridged, answer_tokens, at=at).values[..., 0], (written * readout[:, None]).sum(-1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_mlp_salience_in_context_is_what_the_mlp_writes_at_the_subjects_last_token(
-    contrasts: Contrasts, family: str
+    answer_tokens: AnswerTokens, family: str
 ) -> None:
     model = random_model(family)
-    written = in_context(model, contrasts, "post_feedforward_layernorm" if family == "gemma2" else "mlp")
-    expected, bridged = (written * direction(model, contrasts)[:, None]).sum(-1), opened(model, contrasts)
+    written = in_context(model, answer_tokens, "post_feedforward_layernorm" if family == "gemma2" else "mlp")
+    expected, bridged = (written * direction(model, answer_tokens)[:, None]).sum(-1), opened(model, answer_tokens)
     for size in (1, 4):
-        near(read_mlp_salience(bridged, contrasts, at="context", batch_size=size).values[..., 0], expected)
+        near(read_mlp_salience(bridged, answer_tokens, at="context", batch_size=size).values[..., 0], expected)
 
 
 @pytest.mark.parametrize(("family", "last"), [("llama", "mlp.down_proj"), ("gpt2", "mlp.c_proj")])
 @torch.no_grad()
 def test_all_neurons_add_up_to_mlp_salience_and_the_best_come_first(
-    contrasts: Contrasts, family: str, last: str
+    answer_tokens: AnswerTokens, family: str, last: str
 ) -> None:
     model = random_model(family)
-    bridged, readout = opened(model, contrasts), direction(model, contrasts)
+    bridged, readout = opened(model, answer_tokens), direction(model, answer_tokens)
     output = [layer.get_submodule(last) for layer in layers_of(model)]
-    neurons = top_neurons(bridged, contrasts, n=10**6, batch_size=4)
+    neurons = top_neurons(bridged, answer_tokens, n=10**6, batch_size=4)
     total = torch.tensor([sum(one.salience for one in found) for found in neurons])
-    bias = sum((readout @ one.bias for one in output if one.bias is not None), torch.zeros(len(contrasts)))
+    bias = sum((readout @ one.bias for one in output if one.bias is not None), torch.zeros(len(answer_tokens)))
     assert bool(bias.any()) == (family == "gpt2")
-    near(total + bias, read_mlp_salience(bridged, contrasts, at="context").values.sum((1, 2)))
-    active = in_context(model, contrasts, last, inputs=True)
+    near(total + bias, read_mlp_salience(bridged, answer_tokens, at="context").values.sum((1, 2)))
+    active = in_context(model, answer_tokens, last, inputs=True)
     for p, found in enumerate(neurons):
         assert len({(one.layer, one.neuron) for one in found}) == len(found) == active[p].numel()
         assert [one.salience for one in found] == sorted((one.salience for one in found), reverse=True)
@@ -196,20 +200,20 @@ def test_all_neurons_add_up_to_mlp_salience_and_the_best_come_first(
             assert one.activation == pytest.approx(float(active[p, one.layer, one.neuron]), rel=1e-4)
             assert one.readout == pytest.approx(float(weight[one.neuron] @ readout[p]), rel=1e-4, abs=1e-5)
             assert one.salience == pytest.approx(one.activation * one.readout, rel=1e-5)
-    assert top_neurons(bridged, contrasts, n=3, batch_size=4) == [found[:3] for found in neurons]
+    assert top_neurons(bridged, answer_tokens, n=3, batch_size=4) == [found[:3] for found in neurons]
 
 
-def test_a_mixture_of_experts_has_no_neurons_to_name(contrasts: Contrasts) -> None:
+def test_a_mixture_of_experts_has_no_neurons_to_name(answer_tokens: AnswerTokens) -> None:
     with pytest.raises(ModelError, match="mixture of experts"):
-        top_neurons(opened(tiny_model("gpt_oss"), contrasts), contrasts)
+        top_neurons(opened(tiny_model("gpt_oss"), answer_tokens), answer_tokens)
 
 
-def test_answers_planted_in_the_values_rank_first_at_their_subject_and_not_at_another(words: Contrasts) -> None:
+def test_answers_planted_in_the_values_rank_first_at_their_subject_and_not_at_another(words: AnswerTokens) -> None:
     model = one_layer()
     W_V = model.model.layers[0].self_attn.v_proj.weight.data.zero_()
     for one, token in zip(words.encodings, words.tokens, strict=True):
         W_V[token, one.ids[0]] = 1.0
-    found = read_stored_answers(opened(model, words), words)
+    found = read_readout_ranks(opened(model, words), words)
     assert found.rank.tolist() == [1] * 10
     assert found.control[:6].tolist() == [2] * 6  # there the other subject's answer alone scores higher
     assert (found.control[6:] > 1).all()  # as it does for sports, where golf is planted twice
@@ -217,27 +221,29 @@ def test_answers_planted_in_the_values_rank_first_at_their_subject_and_not_at_an
 
 
 @torch.no_grad()
-def test_stored_answers_rank_the_summed_values_of_all_heads_whatever_the_batch_size(contrasts: Contrasts) -> None:
+def test_stored_answers_rank_the_summed_values_of_all_heads_whatever_the_batch_size(
+    answer_tokens: AnswerTokens,
+) -> None:
     model = random_model("llama")
-    values, state = in_context(model, contrasts, "self_attn.v_proj"), torch.zeros(len(contrasts), 32)
+    values, state = in_context(model, answer_tokens, "self_attn.v_proj"), torch.zeros(len(answer_tokens), 32)
     for i, layer in enumerate(layers_of(model)):  # two heads to a value
         state += layer.self_attn.o_proj(values[:, i].view(-1, 2, 1, 8).expand(-1, 2, 2, 8).reshape(-1, 32))
     scores = (state * model.model.norm.weight) @ model.lm_head.weight.T
-    relations, expected = [prompt.fact.relation for prompt in contrasts.prompts], []
-    for p, answer in enumerate(contrasts.answer):
-        tokens = list(contrasts.candidates[relations[p]])
+    relations, expected = [prompt.fact.relation for prompt in answer_tokens.prompts], []
+    for p, answer in enumerate(answer_tokens.answer):
+        tokens = list(answer_tokens.candidates[relations[p]])
         above = scores[p, tokens] - scores[[relation == relations[p] for relation in relations]][:, tokens].mean(0)
         expected.append(int((above >= above[answer]).sum()))
     assert len(set(expected)) > 2
-    bridged = opened(model, contrasts)
-    found = [read_stored_answers(bridged, contrasts, batch_size=size) for size in (1, 4, 9)]
+    bridged = opened(model, answer_tokens)
+    found = [read_readout_ranks(bridged, answer_tokens, batch_size=size) for size in (1, 4, 9)]
     for one in found:
         assert one.rank.tolist() == expected
         assert one.control.tolist() == found[0].control.tolist()
-        assert one.candidates.tolist() == [len(contrasts.candidates[relation]) for relation in relations]
+        assert one.candidates.tolist() == [len(answer_tokens.candidates[relation]) for relation in relations]
 
 
 @pytest.mark.parametrize("read", [read_value_salience, read_mlp_salience])
-def test_an_unknown_place_to_read_a_subject_at_is_named(contrasts: Contrasts, read: Callable) -> None:
+def test_an_unknown_place_to_read_a_subject_at_is_named(answer_tokens: AnswerTokens, read: Callable) -> None:
     with pytest.raises(DataError, match="embedding or extended, got 'middle'"):
-        read(opened(tiny_model("llama"), contrasts), contrasts, at="middle")
+        read(opened(tiny_model("llama"), answer_tokens), answer_tokens, at="middle")

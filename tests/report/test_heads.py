@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from attnbalance.errors import DataError
+from attnbalance.errors import ArgumentError, DataError
 from attnbalance.report.heads import save_page, show_rows
 
 EVIL = "</script><img src=x onerror=alert(1)>"
@@ -53,3 +53,11 @@ def test_weights_that_do_not_fit_the_tokens_are_refused():
         show_rows(["a", "b", "c"], torch.ones(1, 1, 2))
     with pytest.raises(DataError, match="and 3 layers"):
         show_rows(["a", "b"], torch.ones(1, 1, 2), layers=[1, 2, 3])
+
+
+def test_no_tokens_and_weights_of_another_shape_are_refused():
+    for tokens, weights in (([], torch.ones(1, 1, 0)), (["a"], torch.ones(0, 1, 1))):
+        with pytest.raises(DataError, match="a layer, a head and a position at least"):
+            show_rows(tokens, weights)
+    with pytest.raises(ArgumentError, match="weights must be Tensor, got None"):
+        show_rows([], None)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from attnbalance.readings.intervals import Interval
 from attnbalance.report.wording import bounds, layers, listed, percent_interval, points, popularity, questions, share
+from attnbalance.statistics.intervals import Interval
 
 
 def test_numbers_are_written_with_their_intervals():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnbalance.errors import DataError, DivergenceError
-from attnbalance.finetune.gradients import low_rank
+from attnbalance.finetuning.objectives.gradients import low_rank
 from attnbalance.theory.acquisition import Setting, Stages, acquire, doubling, extract, pretrain
 from attnbalance.theory.attention_mlp import AttentionMLP, make_attention_mlp, rank_one_part
 from attnbalance.theory.sentences import CONTEXT, FORMAT, Samples, Sentences, make_sentences

@@ -10,9 +10,9 @@ from torch import Tensor
 from attnbalance import load_model
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import HookedModel
+from attnbalance.readings.answer_tokens import make_answer_tokens
 from attnbalance.readings.attention import read_attention
-from attnbalance.readings.contrast import make_contrasts
-from attnbalance.readings.ledger import read_ledger
+from attnbalance.readings.direct_attribution import read_direct_attribution
 from attnbalance.readings.relevance import read_relevance
 from attnbalance.readings.salience import read_value_salience
 from attnbalance.theory.attention_only import AttentionOnly, attention_only
@@ -65,22 +65,22 @@ def test_relevance_is_definitions_4_3_and_4_4_and_the_push_the_gradient_of_the_s
 def test_salience_is_definition_4_1_set_against_the_other_answers(
     lab: AttentionOnly, deep: HookedModel, asked: Examples
 ) -> None:
-    contrasts = make_contrasts(word_prompts(), word_tokenizer())
-    found = read_value_salience(bridge_of(deep), contrasts, at="embedding").values[:, 0, 0]
+    answer_tokens = make_answer_tokens(word_prompts(), word_tokenizer())
+    found = read_value_salience(bridge_of(deep), answer_tokens, at="embedding").values[:, 0, 0]
     salience = lab.salience(asked)[0]
     expected = []
-    for i, prompt in enumerate(contrasts.prompts):
-        candidates = contrasts.candidates[prompt.fact.relation]
-        others = torch.tensor([[candidates[k] for k in contrasts.others[i]]])
+    for i, prompt in enumerate(answer_tokens.prompts):
+        candidates = answer_tokens.candidates[prompt.fact.relation]
+        others = torch.tensor([[candidates[k] for k in answer_tokens.others[i]]])
         same = asked.subject[:, i : i + 1].expand_as(others)
         rest = Examples(same, same, others, torch.ones(others.shape, dtype=torch.float64))
         expected.append(salience[i] - lab.salience(rest).mean())
     near(found, torch.stack(expected))
 
 
-def test_the_ledger_adds_up_to_the_labs_logits(lab: AttentionOnly, deep: HookedModel, asked: Examples) -> None:
-    contrasts = make_contrasts(word_prompts(), word_tokenizer())
-    ledger = read_ledger(bridge_of(deep), contrasts)
-    expected = contrasts.of_logits(lab.logits(asked)[0].float())
-    near(ledger.contrast, expected.double())
-    near(ledger.total(), expected.double())
+def test_direct_attribution_adds_up_to_the_labs_logits(lab: AttentionOnly, deep: HookedModel, asked: Examples) -> None:
+    answer_tokens = make_answer_tokens(word_prompts(), word_tokenizer())
+    attribution = read_direct_attribution(bridge_of(deep), answer_tokens)
+    expected = answer_tokens.difference(lab.logits(asked)[0].float())
+    near(attribution.logit_difference, expected.double())
+    near(attribution.total(), expected.double())

@@ -1,0 +1,121 @@
+# The public names, each with the module that it is imported from on first use.
+from .comparison.compare import compare as compare
+from .comparison.comparison import Comparison as Comparison
+from .comparison.comparison import Measured as Measured
+from .comparison.figures import draw_curves as draw_curves
+from .comparison.specs import MeasureSettings as MeasureSettings
+from .comparison.specs import ModelSpec as ModelSpec
+from .data.facts import Fact as Fact
+from .data.facts import FactSet as FactSet
+from .data.prompts import Prompt as Prompt
+from .data.prompts import Template as Template
+from .data.prompts import make_prompts as make_prompts
+from .data.sources.load_facts import load_facts as load_facts
+from .data.statements import World as World
+from .data.statements import statement_prompts as statement_prompts
+from .data.synthetic import synthetic_facts as synthetic_facts
+from .data.tokens import PromptBatch as PromptBatch
+from .errors import AttnBalanceError as AttnBalanceError
+from .explanation.explain import explain as explain
+from .finetuning.examples import as_examples as as_examples
+from .finetuning.examples import make_examples as make_examples
+from .finetuning.finetune import finetune as finetune
+from .finetuning.objectives.parse import parse_objective as parse_objective
+from .finetuning.parameters import (
+    FrozenWeights as FrozenWeights,
+)
+from .finetuning.parameters import (
+    add_lora as add_lora,
+)
+from .finetuning.parameters import (
+    select_weights as select_weights,
+)
+from .finetuning.parameters import (
+    train_only as train_only,
+)
+from .finetuning.pretrain import Recipe as Recipe
+from .finetuning.pretrain import pretrain as pretrain
+from .finetuning.ranking import rank_facts as rank_facts
+from .finetuning.runs import Run as Run
+from .finetuning.runs import load_run as load_run
+from .finetuning.settings import FinetuneSettings as FinetuneSettings
+from .finetuning.splits import Split as Split
+from .finetuning.splits import split_facts as split_facts
+from .finetuning.trainer import ObjectiveMixin as ObjectiveMixin
+from .finetuning.trainer import ObjectiveTrainer as ObjectiveTrainer
+from .models.bridge import BridgedModel as BridgedModel
+from .models.bridge import bridge_of as bridge_of
+from .models.hooked import HookedModel as HookedModel
+from .models.interventions import (
+    boost_attention as boost_attention,
+)
+from .models.interventions import (
+    patch_rows as patch_rows,
+)
+from .models.interventions import (
+    random_tokens as random_tokens,
+)
+from .models.load import load_model as load_model
+from .models.weights import transplant_weights as transplant_weights
+from .papers.reproduce import reproduce as reproduce
+from .readings.answer_tokens import AnswerTokens as AnswerTokens
+from .readings.answer_tokens import make_answer_tokens as make_answer_tokens
+from .readings.attention import AttentionRows as AttentionRows
+from .readings.attention import read_attention as read_attention
+from .readings.change import Change as Change
+from .readings.change import read_change as read_change
+from .readings.curves import Curve as Curve
+from .readings.curves import head_map as head_map
+from .readings.curves import layer_curve as layer_curve
+from .readings.direct_attribution import (
+    DirectAttribution as DirectAttribution,
+)
+from .readings.direct_attribution import (
+    read_direct_attribution as read_direct_attribution,
+)
+from .readings.drift import read_drift as read_drift
+from .readings.reading import Reading as Reading
+from .readings.reading import difference as difference
+from .readings.recall import Recall as Recall
+from .readings.recall import compare_accuracy as compare_accuracy
+from .readings.recall import recall as recall
+from .readings.relevance import Relevance as Relevance
+from .readings.relevance import read_relevance as read_relevance
+from .readings.salience import (
+    ReadoutRanks as ReadoutRanks,
+)
+from .readings.salience import (
+    read_mlp_salience as read_mlp_salience,
+)
+from .readings.salience import (
+    read_readout_ranks as read_readout_ranks,
+)
+from .readings.salience import (
+    read_value_salience as read_value_salience,
+)
+from .readings.salience import (
+    top_neurons as top_neurons,
+)
+from .readings.steering import rescue as rescue
+from .readings.steering import steer_attention as steer_attention
+from .report.figures import draw_head_map as draw_head_map
+from .report.figures import draw_layers as draw_layers
+from .report.heads import show_rows as show_rows
+from .statistics.intervals import (
+    Interval as Interval,
+)
+from .statistics.intervals import (
+    mean_intervals as mean_intervals,
+)
+from .statistics.intervals import (
+    rank_correlations as rank_correlations,
+)
+from .statistics.intervals import (
+    ratio_intervals as ratio_intervals,
+)
+from .statistics.shares import gain_interval as gain_interval
+from .statistics.shares import share_interval as share_interval
+from .storage.compare_salience import compare_salience as compare_salience
+from .studies.study import study as study
+
+__all__: list[str]

@@ -1,0 +1,55 @@
+"""The command line: parses, calls the library, prints; one message and exit code 2 for errors that a user can fix."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Annotated
+
+import typer
+
+from attnbalance.cli.exits import Commands, show_warning
+from attnbalance.cli.finetuning import finetune
+from attnbalance.cli.measuring import curve, explain, salience
+from attnbalance.cli.running import demo, reproduce, study
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Measure where finetuning takes a language model's attention off a question's subject, and what that costs.",
+    epilog="Start with `attnbalance demo`. SOURCE is `popqa` (from the Hub), `popqa:PATH`, or PATH of your own facts.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("attnbalance"))
+        raise typer.Exit
+
+
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+app.callback()(options)
+for command in (demo, finetune, study, reproduce, curve, salience, explain):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line.
+
+    Threads that wait for each other give up their core soon (libgomp reads the setting when torch is imported): on a
+    machine that does anything else besides, small models train several times faster, and on an idle one as fast.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    warnings.showwarning = show_warning
+    app()

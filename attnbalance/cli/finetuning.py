@@ -1,0 +1,153 @@
+"""`attnbalance finetune`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from attnbalance.cli.options import Facts, Limit, Out, Relations, Seed, SkipBad, Template, as_names, show_progress
+from attnbalance.errors import DataError
+
+
+def finetune(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or Hub id of a causal language model.")],
+    facts: Facts,
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="top, bottom or random: half of the facts not held out, the more popular, the less popular or "
+            "any; whole: all of them; controlled-top, controlled-bottom: PopQA's facts with the most frequent answer, "
+            "tested on other answers.",
+        ),
+    ],
+    out: Out,
+    relations: Relations = None,
+    limit: Limit = None,
+    template: Template = "qa",
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")] = 200,
+    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of AdamW, constant.")] = 3e-4,
+    batch_size: Annotated[int, typer.Option(min=1, help="Questions a step, over all devices.")] = 128,
+    accumulate: Annotated[int, typer.Option(min=1, help="Parts in which a device takes its share of a batch.")] = 1,
+    weight_decay: Annotated[float, typer.Option(min=0.0, help="Weight decay of AdamW.")] = 0.0,
+    share: Annotated[float, typer.Option(help="Share of the facts that top, bottom or random takes.")] = 0.5,
+    train_relations: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Train on these relations only; the tested facts keep all.")
+    ] = None,
+    lora_rank: Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains the weights themselves.")] = 0,
+    lora_alpha: Annotated[float | None, typer.Option(help="Scale of LoRA; by default twice the rank.")] = None,
+    train: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTS",
+            help="Which weights: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or "
+            "heads: qk@4-7, q@3.1. By default all; attention where the objective names recommended.",
+        ),
+    ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(
+            metavar="EXPRESSION",
+            help="recommended, or terms with weights, e.g. 'ce + 0.3*row-anchor(question)'; a wrong one lists all.",
+        ),
+    ] = "ce",
+    curriculum: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="shuffled, popular-first, obscure-first, popular-last, popular-share=SHARE."),
+    ] = "shuffled",
+    gradient_rank: Annotated[
+        int | None, typer.Option(min=1, help="Replace each matrix's gradient by its best approximation of this rank.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default what suits the method.")] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")] = 20,
+    patience: Annotated[
+        int, typer.Option(min=0, help="Stop after this many validations without improvement; 0: never.")
+    ] = 3,
+    heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing.")] = 0.5,
+    rank_by: Annotated[
+        str,
+        typer.Option(
+            metavar="popularity|loss|salience|relevance",
+            help="What top and bottom go by: the facts' popularity, or what MODEL itself shows of each fact.",
+        ),
+    ] = "popularity",
+    skip_bad: SkipBad = False,
+    seed: Seed = 0,
+) -> None:
+    """Finetune a model on questions about facts, and keep some subjects apart to test it on.
+
+    The folder --out is itself a model (or adapter): the checkpoint that was best on a validation part of the training
+    facts. It also holds all checkpoints, train.jsonl, and heldout.jsonl for `attnbalance curve --facts`.
+    """
+    from attnbalance.comparison.usable_prompts import without_bad
+    from attnbalance.data.facts import FactSet
+    from attnbalance.data.prompts import Prompt, make_prompts
+    from attnbalance.data.sources.load_facts import load_facts
+    from attnbalance.finetuning.completion import describe
+    from attnbalance.finetuning.finetune import finetune as run
+    from attnbalance.finetuning.objectives.parse import parse_objective
+    from attnbalance.finetuning.ranking import RANKINGS, rank_facts
+    from attnbalance.finetuning.settings import FinetuneSettings
+    from attnbalance.finetuning.splits import split_facts
+    from attnbalance.models.load import load_limits, load_model
+    from attnbalance.readings.answer_tokens import make_answer_tokens
+
+    if lora_alpha is not None and not lora_rank:
+        raise DataError("--lora-alpha scales LoRA adapters; give --lora-rank as well")
+    if rank_by not in RANKINGS:
+        raise DataError(f"--rank-by must be one of {', '.join(RANKINGS)}, got {rank_by!r}")
+    if rank_by != RANKINGS[0] and split in ("whole", "random"):
+        raise DataError(f"--rank-by says what top and bottom go by; split {split} does not rank facts")
+    settings = FinetuneSettings(
+        template=template,
+        steps=steps,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        weight_decay=weight_decay,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        train=train,
+        objective=objective,
+        curriculum=curriculum,
+        gradient_rank=gradient_rank,
+        dtype=dtype,
+        checkpoint_every=checkpoint_every,
+        patience=patience or None,
+        seed=seed,
+    )
+    progress = show_progress()
+    chosen = load_facts(facts, as_names(relations), limit, seed)
+
+    def make(some: FactSet) -> tuple[Prompt, ...]:
+        prompts = make_prompts(some, template)
+        if rank_by == "salience":
+            make_answer_tokens(prompts, load_limits(model)[0])
+        return prompts
+
+    prompts, dropped = without_bad(chosen, make, skip_bad)
+    usable = replace(chosen, facts=tuple(prompt.fact for prompt in prompts))
+    scores = None
+    if rank_by != "popularity":
+        scores = rank_facts(usable, rank_by, load_model(model, dtype=dtype), template=template, batch_size=batch_size)
+    trained = as_names(train_relations)
+    parts = split_facts(usable, split, heldout=heldout, seed=seed, scores=scores, share=share, train_relations=trained)
+    if scores is not None:
+        parts = replace(parts, name=f"{split} by {rank_by}")
+    done = run(model, parts, out, settings, progress=progress)
+    loss = done.validation_loss[done.best_step]
+    name = f"{done.base}+{out}" if lora_rank else str(out)
+    if dropped:
+        print(f"Dropped of {len(chosen)} facts: {', '.join(f'{n} ({why})' for why, n in dropped.items())}.")
+    sizes = {part: len(getattr(parts, part)) for part in ("train", "validation", "heldout")}
+    print(f"{done.trained}.")
+    print(f"Facts: {', '.join(f'{n} {part}' for part, n in sizes.items())}, {parts.left_out} left out.")
+    if done.base_completes:
+        print(describe(done.base_completes, parse_objective(objective)))
+    unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
+    print(f"Best checkpoint: step {done.best_step}, validation {unit.format(loss)}; it is {out} itself.")
+    print(
+        f"Next: attnbalance curve base={done.base} finetuned={name} --facts {out / 'heldout.jsonl'} --recall --out ..."
+    )

@@ -1,0 +1,156 @@
+"""Commands that measure models which exist: `curve`, `salience`, `explain`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from attnbalance.cli.options import (
+    BatchSize,
+    Chat,
+    Device,
+    Dtype,
+    Facts,
+    Limit,
+    Out,
+    Relations,
+    Scoring,
+    Seed,
+    SkipBad,
+    Template,
+    Tokenizer,
+    TrustRemoteCode,
+    as_names,
+    command_line,
+    say,
+    show_progress,
+)
+from attnbalance.errors import DataError
+
+
+def curve(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to compare: folders or Hub ids, with an adapter."
+        ),
+    ],
+    facts: Facts,
+    out: Out,
+    relations: Relations = None,
+    template: Template = "qa",
+    limit: Limit = None,
+    recall: Annotated[bool, typer.Option("--recall", help="Also generate answers and report accuracy.")] = False,
+    scoring: Scoring = "whole-words",
+    skip_bad: SkipBad = False,
+    reduce: Annotated[
+        str, typer.Option(metavar="max|max-of-mean|sum", help="How a subject's tokens are put together.")
+    ] = "max",
+    chat: Chat = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = 32,
+    trust_remote_code: TrustRemoteCode = False,
+    seed: Seed = 0,
+) -> None:
+    """Draw the subject-attention curve of one or more models on the same questions, with intervals.
+
+    Writes report.html, curves.png, curves.json, readings.parquet (label, reading, prompt_id, layer, head, value),
+    prompts.jsonl and, with --recall, recall.json and answers.jsonl. The report is about the difference of the first two
+    models.
+    """
+    from attnbalance.comparison.compare import compare as run
+    from attnbalance.comparison.specs import MeasureSettings, parse_spec
+    from attnbalance.data.sources.load_facts import load_facts
+    from attnbalance.readings.attention import REDUCTIONS
+
+    if reduce not in REDUCTIONS:
+        raise DataError(f"--reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+    specs = [parse_spec(model) for model in models]
+    chosen = load_facts(facts, as_names(relations), limit, seed)
+    how = MeasureSettings(
+        template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
+    )
+    answer = run(specs, chosen, how, out, skip_bad=skip_bad, command=command_line(), progress=show_progress())
+    say(answer, out)
+
+
+def salience(
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to read: folders or Hub ids, with an adapter."
+        ),
+    ],
+    facts: Facts,
+    out: Out,
+    relations: Relations = None,
+    template: Template = "qa",
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    chat: Chat = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = 32,
+    trust_remote_code: TrustRemoteCode = False,
+    seed: Seed = 0,
+) -> None:
+    """Read what models store about the subjects of facts: value and MLP salience by layer and head, and relevance.
+
+    Writes salience.json (means by layer, and correlations with popularity), salience.parquet (label, reading,
+    prompt_id, layer, head, value), salience.png, popularity.png and prompts.jsonl.
+    """
+    from attnbalance.comparison.specs import MeasureSettings, parse_spec
+    from attnbalance.data.sources.load_facts import load_facts
+    from attnbalance.storage.compare_salience import compare_salience as run
+
+    progress = show_progress()
+    specs = [parse_spec(model) for model in models]
+    chosen = load_facts(facts, as_names(relations), limit, seed)
+    how = MeasureSettings(template, chat, "max", False, batch_size, dtype, device, tokenizer, trust_remote_code, seed)
+    answer = run(specs, chosen, how, out, skip_bad=skip_bad, command=command_line(), progress=progress)
+    print(f"{answer}\n\nResults: {out}")
+
+
+def explain(
+    before: Annotated[
+        str, typer.Argument(metavar="[LABEL=]BEFORE", help="The checkpoint that knew more, or came first.")
+    ],
+    after: Annotated[str, typer.Argument(metavar="[LABEL=]AFTER", help="Another checkpoint of the same model.")],
+    facts: Facts,
+    out: Out,
+    relations: Relations = None,
+    template: Template = "qa",
+    limit: Limit = None,
+    scoring: Scoring = "whole-words",
+    skip_bad: SkipBad = False,
+    chat: Chat = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = 128,
+    trust_remote_code: TrustRemoteCode = False,
+    seed: Seed = 0,
+) -> None:
+    """Explain why facts were lost between two checkpoints: no longer looked at, or no longer stored?
+
+    Splits the change of each answer's margin by the weights that cause it, and tests which interventions bring answers
+    back: raised attention, attention rows and weights of the other checkpoint. Writes report.html, explain.json,
+    changes.parquet (one row per question), edges.parquet (by layer and head), causes.png and the files of `curve
+    --recall`.
+    """
+    from attnbalance.comparison.specs import MeasureSettings, parse_spec
+    from attnbalance.data.sources.load_facts import load_facts
+    from attnbalance.explanation.explain import explain as run
+
+    progress = show_progress()
+    chosen = load_facts(facts, as_names(relations), limit, seed)
+    how = MeasureSettings(
+        template, chat, "max", True, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
+    )
+    specs = parse_spec(before), parse_spec(after)
+    answer = run(*specs, chosen, how, out, skip_bad=skip_bad, command=command_line(), progress=progress)
+    say(answer, out)

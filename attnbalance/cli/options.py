@@ -1,0 +1,75 @@
+"""The options that several commands share, and what every command does around its library call."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbalance.seeds import LARGEST_SEED
+
+Out = Annotated[Path, typer.Option(help="Folder for the results: new, empty, or one to go on with (same settings).")]
+Facts = Annotated[
+    str,
+    typer.Option(
+        metavar="SOURCE",
+        help="`popqa`, `popqa:PATH`, or PATH of a .jsonl, .csv, .tsv or .parquet file with the columns subject, "
+        "relation, answers (one text, or a JSON list of texts) and, optionally, popularity and question.",
+    ),
+]
+Relations = Annotated[str | None, typer.Option(metavar="A,B", help="Only the facts of these relations.")]
+Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most N facts, drawn at random (seeded).")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Decides everything that is random.")]
+Scoring = Annotated[
+    str,
+    typer.Option(
+        metavar="whole-words|containment", help="What makes an answer right; recall.json holds both accuracies."
+    ),
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Drop and count facts whose question does not hold its subject exactly once.")
+]
+Template = Annotated[
+    str,
+    typer.Option(
+        metavar="plain|qa|TEXT",
+        help="plain: the question as it is; qa: 'Question: ... Answer:'; or a text with {question} or {subject}, and "
+        "with {relation} where wanted.",
+    ),
+]
+
+
+Chat = Annotated[bool, typer.Option("--chat", help="Ask through the tokenizer's chat template.")]
+Tokenizer = Annotated[str | None, typer.Option(help="Folder or Hub id of the tokenizer, if not the model's.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default the checkpoint's.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ..., or auto to spread over all GPUs.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Prompts at once.")]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
+
+
+def say(answer: str, out: Path) -> None:
+    """Print the answer and where its report lies."""
+    print(f"{answer}\n\nReport: {out / 'report.html'}")
+
+
+def as_names(text: str | None) -> list[str] | None:
+    """Names separated by commas."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def command_line() -> str:
+    """The command as it was typed."""
+    return shlex.join(["attnbalance", *sys.argv[1:]])
+
+
+def show_progress() -> bool:
+    """Whether to draw progress bars: on a terminal. Elsewhere transformers' own bars and remarks are silenced too."""
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    return sys.stderr.isatty()

@@ -1,0 +1,81 @@
+"""Commands that make their own models: `demo`, `study`, `reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attnbalance.cli.options import Limit, Out, Relations, Seed, as_names, command_line, say, show_progress
+from attnbalance.errors import DataError
+
+
+def demo(
+    out: Out = Path("attnbalance-demo"),
+    facts: Annotated[
+        str | None, typer.Option(metavar="SOURCE", help="Real facts with popularity, in place of the invented world.")
+    ] = None,
+    relations: Relations = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+) -> None:
+    """See the whole thing at work on a small model made here: about five minutes on two CPU cores.
+
+    Pretrains a small Llama on a world of facts, finetunes it on questions about the more popular half of them
+    (FT-Top), the less popular half (FT-Bottom) and all (FT-Whole), and writes a report on what that does to attention
+    and to answers about held-out subjects. Run it again to continue, or to see the answer again.
+    """
+    from attnbalance.demo import demo as run
+
+    if facts is None and (relations or limit):
+        raise DataError("--relations and --limit choose among --facts; the invented world takes neither")
+    names = as_names(relations)
+    answer = run(
+        out, source=facts, relations=names, limit=limit, seed=seed, command=command_line(), progress=show_progress()
+    )
+    say(answer, out)
+
+
+def study(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file: worlds, methods, splits, seeds.")],
+    out: Out,
+    worker: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Do part I (from 0) of N; by default all, or Slurm's array index's part."),
+    ] = None,
+) -> None:
+    """Compare ways of finetuning: methods x splits x seeds on one or more worlds, every fit in a folder of its own.
+
+    Writes fits/WORLD/seed-N/SPLIT/METHOD/result.json and, once all are there, table.md, study.json and study.png. Run
+    it again to go on, or several times at once with --worker.
+    """
+    from attnbalance.studies.study import study as run
+
+    print(f"{run(config, out, worker=worker, progress=show_progress())}\n\nResults: {out}")
+
+
+def reproduce(
+    names: Annotated[list[str], typer.Argument(metavar="NAME ...", help="all, or figures; a wrong name lists them.")],
+    out: Out,
+    scale: Annotated[
+        str, typer.Option(metavar="small|paper", help="small: minutes on two CPU cores; paper: for GPUs.")
+    ] = "small",
+    seeds: Annotated[int, typer.Option(min=2, help="Runs of each setting, that intervals are taken over.")] = 5,
+    facts: Annotated[
+        str, typer.Option(metavar="SOURCE", help="Where xu-chen-popqa has PopQA from: `popqa` (Hub), or `popqa:PATH`.")
+    ] = "popqa",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes; by default one a GPU, or one a CPU core, at most four.")
+    ] = None,
+) -> None:
+    """Reproduce figures of the three papers, each claim judged from intervals over seeds: seen, not seen, or reversed.
+
+    Writes, for each figure, NAME.png and NAME.json (all numbers, and one sentence on what is seen), and report.html.
+    Run it again to go on; figures share what they have in common.
+    """
+    from attnbalance.papers.reproduce import reproduce as run
+    from attnbalance.papers.reproduce import usual_workers
+
+    options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "workers": workers or usual_workers()}
+    print(f"{run(names, out, **options, command=command_line(), progress=show_progress())}\n\nResults: {out}")

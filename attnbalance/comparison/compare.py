@@ -1,0 +1,94 @@
+"""The folder of results of a comparison: prompts, curves, readings, recall, figure and report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from attnbalance.comparison.comparison import Comparison
+from attnbalance.comparison.figures import draw_curves
+from attnbalance.comparison.measure import measure_all
+from attnbalance.comparison.page import write_report
+from attnbalance.comparison.sentences import headline
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, results_config
+from attnbalance.comparison.tables import curves_json, recall_json
+from attnbalance.comparison.usable_prompts import usable_prompts
+from attnbalance.data.facts import FactSet
+from attnbalance.errors import DataError
+from attnbalance.files.outputs import as_folder, replacing, write_json, write_text
+from attnbalance.files.result_folder import ResultFolder
+from attnbalance.report.figures import save
+from attnbalance.report.readings_table import write_readings
+
+KIND = "curve"
+
+
+def compare(
+    specs: Sequence[ModelSpec],
+    facts: FactSet,
+    settings: MeasureSettings,
+    out: str | Path,
+    *,
+    skip_bad: bool = False,
+    command: str = "",
+    progress: bool = False,
+) -> str:
+    """Measure models on questions about facts and write the folder `out`; returns the report's first sentence.
+
+    A folder that is finished with the same settings, facts and weights is left as it is. An interrupted run is resumed
+    at the model that it had not yet measured. Raises `AttnBalanceError` for facts, models and folders that cannot be
+    used.
+
+    specs: the models; the report is about the difference of the first two.
+    facts: what to ask about.
+    settings: how models are asked and read.
+    out: the folder to write, all at once.
+    skip_bad: drop facts that cannot be asked, instead of raising.
+    command: the command line that the report names.
+    progress: show progress bars.
+    """
+    out = as_folder(out)
+    if not specs:
+        raise DataError("expected at least one LABEL=MODEL to measure, got none")
+    results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad), command)
+    if not results.is_finished():
+        prompts, dropped = usable_prompts(facts, specs, settings, skip_bad)
+        with results.working() as work:
+            measured = measure_all(specs, prompts, settings, work, progress=progress)
+            pair = (specs[0].label, specs[1].label) if len(specs) > 1 else None
+            dropped = {**facts.dropped, **dropped}
+            comparison = Comparison(measured, prompts, settings.reduce, pair, dropped, settings.seed)
+            with results.writing(work, answer=headline(comparison), dropped=dropped) as folder:
+                write_results(comparison, folder, title="Attention to the subject", command=command)
+    return results.close()
+
+
+def write_results(comparison: Comparison, folder: Path, *, title: str, command: str) -> None:
+    """Write a comparison into an existing folder, each file whole, with the report's title and origin."""
+    write_numbers(comparison, folder)
+    write_report(comparison, folder / "report.html", title=title, command=command)
+
+
+def write_numbers(comparison: Comparison, folder: Path) -> None:
+    """Write a comparison's prompts, curves, readings and answers, and the figure of its curves."""
+    lines = [json.dumps(prompt.as_dict(), ensure_ascii=False) + "\n" for prompt in comparison.prompts]
+    write_text(folder / "prompts.jsonl", "".join(lines))
+    write_json(folder / "curves.json", curves_json(comparison))
+    readings = [(measured.label, reading) for measured in comparison.measured for reading in measured.readings]
+    write_readings(readings, folder / "readings.parquet")
+    if any(measured.recall for measured in comparison.measured):
+        write_json(folder / "recall.json", recall_json(comparison))
+        write_text(folder / "answers.jsonl", "".join(_answers(comparison)))
+    with replacing(folder / "curves.png") as path:
+        save(draw_curves(comparison), path, format="png", dpi=150)
+
+
+def _answers(comparison: Comparison) -> Iterator[str]:
+    """Each model's answer to each prompt, as lines of JSON."""
+    names = ("label", "prompt_id", "output", "correct", "shortcut")
+    for measured in comparison.measured:
+        if recall := measured.recall:
+            for answer in zip(recall.prompt_ids, recall.outputs, recall.correct, recall.shortcut, strict=True):
+                line = dict(zip(names, (measured.label, *answer), strict=True))
+                yield json.dumps(line, ensure_ascii=False) + "\n"

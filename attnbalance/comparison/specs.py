@@ -1,0 +1,142 @@
+"""The models of a comparison, each under a label, and the settings that all of them are measured with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from attnbalance.data.facts import FactSet
+from attnbalance.errors import DataError, ModelError
+from attnbalance.files.outputs import MARKER, read_json
+from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.models.hooked import HookedModel
+from attnbalance.models.load import load_model
+from attnbalance.readings.scoring import WHOLE_WORDS
+from attnbalance.seeds import check_seed
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model to measure.
+
+    label: its name in every table, figure and sentence.
+    model: a folder, or an id on the Hub.
+    adapter: a folder or Hub id of a LoRA adapter to put on top.
+    """
+
+    label: str
+    model: str
+    adapter: str | None = None
+
+    @property
+    def run(self) -> Mapping[str, object]:
+        """The `attnbalance.json` in the folder of the adapter or model: how it was made; empty without one."""
+        return read_json(Path(self.adapter or self.model) / MARKER)
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """How models are asked and read; the same for all models of a comparison.
+
+    template: name or text of the questions' template (see `Template`).
+    chat: put questions into the model's chat template.
+    reduce: reduction of attention over the subject's tokens (see `AttentionRows.to`).
+    recall: also generate answers and score them.
+    batch_size: prompts per forward pass.
+    dtype: dtype to load weights in; by default the checkpoint's.
+    device: device to load models on; by default the accelerator, if any.
+    tokenizer: folder or Hub id of a tokenizer that is not the model's own.
+    trust_remote_code: run code that comes with a model.
+    seed: of intervals and of the choice of example prompts.
+    scoring: which answers are right (see `SCORINGS`).
+    """
+
+    template: str = "qa"
+    chat: bool = False
+    reduce: str = "max"
+    recall: bool = False
+    batch_size: int = 32
+    dtype: str | None = None
+    device: str | None = None
+    tokenizer: str | None = None
+    trust_remote_code: bool = False
+    seed: int = 0
+    scoring: str = WHOLE_WORDS
+
+    def __post_init__(self) -> None:
+        """Refuse a seed that some generator would not take."""
+        check_seed(self.seed)
+
+
+def parse_spec(text: str) -> ModelSpec:
+    """A spec from LABEL=MODEL, LABEL=MODEL+ADAPTER, or MODEL alone, whose label is the last part of its path.
+
+    A '=' or '+' is part of the path if a file or folder of that whole name exists. Raises `DataError` for other texts.
+
+    >>> parse_spec("tuned=models/base+runs/lora")
+    ModelSpec(label='tuned', model='models/base', adapter='runs/lora')
+    """
+    label, equals, path = text.partition("=")
+    if Path(text).exists() and text:
+        label, path = Path(text).resolve().name, text
+    elif not equals:
+        label, path = Path(text.partition("+")[0]).name, text
+    if not label or not path:
+        raise DataError(f"expected LABEL=MODEL or LABEL=MODEL+ADAPTER, got {text!r}")
+    if Path(_expand_home(path)).exists() or "+" not in path:
+        return ModelSpec(label, _expand_home(path))
+    model, _, adapter = path.rpartition("+")
+    if not model or not adapter:
+        raise DataError(f"expected LABEL=MODEL+ADAPTER, got {text!r}")
+    return ModelSpec(label, _expand_home(model), _expand_home(adapter))
+
+
+def _expand_home(path: str) -> str:
+    """The path with `~` expanded, which a shell does at the beginning of a word only."""
+    try:
+        return str(Path(path).expanduser()) if path.startswith("~") else path
+    except RuntimeError as error:
+        raise ModelError(f"no model folder at {path}: {error}") from error
+
+
+def check_labels(specs: Sequence[ModelSpec]) -> None:
+    """Raise `DataError` if two models have the same label."""
+    repeated = [label for label, count in Counter(spec.label for spec in specs).items() if count > 1]
+    if repeated:
+        raise DataError(f"label {repeated[0]!r} is used for more than one model; give each its own: LABEL=MODEL")
+
+
+def load_spec(spec: ModelSpec, settings: MeasureSettings) -> HookedModel:
+    """The model of a spec, loaded with the settings' tokenizer, dtype and device (see `load_model`)."""
+    return load_model(
+        spec.model,
+        adapter=spec.adapter,
+        tokenizer=settings.tokenizer,
+        dtype=settings.dtype,
+        device=settings.device,
+        trust_remote_code=settings.trust_remote_code,
+    )
+
+
+def fingerprints(spec: ModelSpec, settings: MeasureSettings) -> list[str | None]:
+    """Fingerprints of all local files that a measurement of a model depends on (see `files_fingerprint`)."""
+    base = read_json(Path(spec.model) / "adapter_config.json").get("base_model_name_or_path")
+    base = base if isinstance(base, str) else None  # loading the adapter refuses anything else
+    return [files_fingerprint(path) for path in (spec.model, base, spec.adapter, settings.tokenizer) if path]
+
+
+def results_config(
+    specs: Sequence[ModelSpec], facts: FactSet, settings: MeasureSettings, skip_bad: bool
+) -> dict[str, object]:
+    """Everything that the results for some models and facts depend on; raises `DataError` for a repeated label."""
+    check_labels(specs)
+    return {
+        "models": [asdict(spec) for spec in specs],
+        "files": [fingerprints(spec, settings) for spec in specs],
+        "facts": facts.name,
+        "facts_sha256": facts.sha256,
+        "how": asdict(settings),
+        "skip_bad": skip_bad,
+    }

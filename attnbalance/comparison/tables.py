@@ -1,0 +1,61 @@
+"""A comparison's curves and recall as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attnbalance.comparison.comparison import Comparison
+from attnbalance.readings.recall import Recall
+from attnbalance.readings.scoring import SCORINGS
+from attnbalance.statistics.intervals import Interval, finite
+
+
+def curves_json(comparison: Comparison) -> dict[str, Any]:
+    """The content of `curves.json`: each label's curve with its 95% interval; a bound that is not known is null.
+
+    Further readings are listed under "further", if there are any.
+    """
+    first, *further = (_curves(comparison, title) for title in comparison.titles)
+    main = {"name": first["name"], "reduce": comparison.reduce, "curves": first["curves"]}
+    return main | ({"further": further} if further else {})
+
+
+def _curves(comparison: Comparison, title: str) -> dict[str, Any]:
+    curves = [{"label": label} | curve.as_dict() for label, curve in comparison.curves(title).items()]
+    return {"name": comparison.measured[0].reading(title).name, "curves": curves}
+
+
+def recall_json(comparison: Comparison) -> list[dict[str, Any]]:
+    """The content of `recall.json`: accuracy of each label whose recall was measured, overall and by popularity.
+
+    `by_popularity` holds one entry for each fifth of the prompts with known popularity, most popular first (quintile
+    0), and `top_percentiles` the accuracy on the x% most popular ones; `tied` counts the prompts of a fifth whose
+    popularity occurs in another fifth too. `scoring` is what counts as right, and `by_scoring` gives the accuracy by
+    each of `SCORINGS`. Accuracies and rates lie in [0, 1].
+    """
+    return [
+        {"label": measured.label} | _recall(measured.recall)
+        for measured in comparison.measured
+        if measured.recall is not None
+    ]
+
+
+def _accuracy(rate: Interval) -> dict[str, Any]:
+    return {"accuracy": rate.mean, "low": finite(rate.low), "high": finite(rate.high), "n": rate.n}
+
+
+def _recall(recall: Recall) -> dict[str, Any]:
+    rate = recall.shortcut_rate()
+    return _accuracy(recall.accuracy()) | {
+        "scoring": recall.scoring,
+        "by_scoring": {scoring: _accuracy(recall.by(scoring).accuracy()) for scoring in SCORINGS},
+        "shortcut_rate": None if rate is None else rate.mean,
+        "shortcut_low": None if rate is None else finite(rate.low),
+        "shortcut_high": None if rate is None else finite(rate.high),
+        "wrong": recall.correct.count(False),
+        "by_popularity": [
+            {"quintile": fifth, "popularity_low": low, "popularity_high": high, "tied": tied} | _accuracy(rate)
+            for fifth, (((low, high), rate), tied) in enumerate(zip(recall.by_quintile(), recall.tied(), strict=True))
+        ],
+        "top_percentiles": [{"percent": x} | _accuracy(top) for x, top in recall.by_top_percentile()],
+    }

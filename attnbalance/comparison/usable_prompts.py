@@ -1,0 +1,76 @@
+"""The prompts that every model of a comparison can be asked, checked before any model is loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec
+from attnbalance.data.facts import FactSet
+from attnbalance.data.prompts import Prompt, make_prompts
+from attnbalance.data.tokens import as_chat, check_lengths, encode
+from attnbalance.errors import BadRowsError, DataError, ModelError
+from attnbalance.models.load import load_limits
+from attnbalance.readings.answer_tokens import make_answer_tokens
+from attnbalance.readings.recall import answer_budgets
+from attnbalance.readings.scoring import check_scoring
+
+
+def usable_prompts(
+    facts: FactSet,
+    specs: Sequence[ModelSpec],
+    settings: MeasureSettings,
+    skip_bad: bool,
+    need_answer_tokens: bool = False,
+) -> tuple[tuple[Prompt, ...], dict[str, int]]:
+    """The prompts that every model can be asked, and the number of facts dropped, by reason.
+
+    Each prompt is checked with every model's tokenizer and number of positions, so that all models get the same
+    prompts. Raises `DataError` if no fact is left.
+
+    facts: what to ask about.
+    specs: the models; only their tokenizers and configurations are read.
+    settings: template, chat template, scoring, and whether answers are generated.
+    skip_bad: drop facts that cannot be asked; otherwise the first reason raises `BadRowsError`.
+    need_answer_tokens: each answer also needs another answer of its relation (see `make_answer_tokens`).
+    """
+    limits = [load_limits(spec.model, settings.tokenizer, settings.trust_remote_code) for spec in specs]
+    check_scoring(settings.scoring)
+
+    def make(kept: FactSet) -> tuple[Prompt, ...]:
+        prompts = make_prompts(kept, settings.template)
+        if settings.chat:
+            rendered = [as_chat(prompts, tokenizer) for tokenizer, _ in limits]
+            texts = [[prompt.text for prompt in chat] for chat in rendered]
+            if any(other != texts[0] for other in texts[1:]):
+                raise ModelError("models with different chat templates cannot share prompts; measure each alone")
+            prompts = rendered[0]
+        for tokenizer, positions in limits:
+            budgets = answer_budgets(prompts, tokenizer) if settings.recall else None
+            check_lengths(encode(prompts, tokenizer), positions, extra=budgets)
+            if need_answer_tokens:
+                make_answer_tokens(prompts, tokenizer)
+        return prompts
+
+    return without_bad(facts, make, skip_bad)
+
+
+def without_bad(
+    facts: FactSet, make: Callable[[FactSet], tuple[Prompt, ...]], skip_bad: bool
+) -> tuple[tuple[Prompt, ...], dict[str, int]]:
+    """The prompts that `make` gives for the facts, and the number of facts that it refused, by reason.
+
+    Without `skip_bad` the first refusal is raised as `BadRowsError`; raises `DataError` if no fact is left.
+    """
+    dropped: Counter[str] = Counter()
+    while len(facts):
+        try:
+            return make(facts), dict(dropped)
+        except BadRowsError as error:
+            if not skip_bad:
+                raise
+            dropped[error.what] += len(error.indices)
+            bad = set(error.indices)
+            facts = replace(facts, facts=tuple(fact for i, fact in enumerate(facts) if i not in bad))
+    raise DataError(f"no usable facts are left: {dict(dropped)}")

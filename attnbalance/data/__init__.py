@@ -1,0 +1,1 @@
+"""Facts, prompts about them, their tokens, and small worlds of stated facts."""

@@ -1,0 +1,158 @@
+"""Facts: what a language model is asked about, as plain data without torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import numbers
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from attnbalance.errors import DataError
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A (subject, relation, answers) triple.
+
+    subject: what the fact is about.
+    relation: what is asked about it.
+    answers: all accepted answers; a model is trained to give the first one, `answer`.
+    popularity: a number that grows with how often text mentions the subject (PopQA: monthly page views), if known.
+    question: the question as finished text; None to make one from a template.
+    subject_start: index of the subject's first character in the question; None if the subject occurs exactly once.
+
+    >>> Fact("France", "capital", ("Paris",)).answer
+    'Paris'
+    """
+
+    subject: str
+    relation: str
+    answers: tuple[str, ...]
+    popularity: float | None = None
+    question: str | None = None
+    subject_start: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `DataError` for a field of another type, and for a fact that cannot be asked about."""
+        texts = {"subject": self.subject, "relation": self.relation}
+        for name, text in (texts if self.question is None else texts | {"question": self.question}).items():
+            if not isinstance(text, str):
+                raise DataError(f"{name} must be a text, got {text!r}")
+        if not isinstance(self.answers, tuple | list) or not all(isinstance(answer, str) for answer in self.answers):
+            raise DataError(f"answers must be a tuple of texts, got {self.answers!r}")
+        number = 0.0 if self.popularity is None else self.popularity
+        if not isinstance(number, numbers.Real) or not math.isfinite(number):
+            raise DataError(f"popularity must be a finite number or None, got {number!r}")
+        if not self.subject.strip() or not self.relation.strip() or not any(a.strip() for a in self.answers):
+            raise DataError(f"a fact needs a subject, a relation and an answer; got {self.as_dict()}")
+        for text in (self.subject, self.relation, self.question or "", *self.answers):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise DataError(f"{text!r} holds half a character (a lone surrogate); save it as UTF-8") from error
+
+    @property
+    def answer(self) -> str:
+        """The first accepted answer: the one that finetuning trains."""
+        return self.answers[0]
+
+    def as_dict(self) -> dict[str, object]:
+        """The fact as the JSON object of a facts file, without the fields that are None."""
+        record = {"subject": self.subject, "relation": self.relation, "answers": list(self.answers)}
+        optional = {
+            "popularity": self.popularity,
+            "question": self.question,
+            "subject_start": self.subject_start,
+        }
+        return record | {name: value for name, value in optional.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class FactSet:
+    """Facts from one source, in a fixed order.
+
+    facts: the facts.
+    name: the source's name, for messages and result files.
+    dropped: number of rows that loading dropped, by reason.
+    """
+
+    facts: tuple[Fact, ...]
+    name: str = "facts"
+    dropped: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Number of facts."""
+        return len(self.facts)
+
+    def __iter__(self) -> Iterator[Fact]:
+        """The facts in order."""
+        return iter(self.facts)
+
+    def __getitem__(self, index: int) -> Fact:
+        """The fact at an index."""
+        return self.facts[index]
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the facts, in order: shows whether results were computed from these facts."""
+        return hashlib.sha256(json.dumps([fact.as_dict() for fact in self.facts]).encode()).hexdigest()
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The relations, in order of first occurrence."""
+        return tuple(dict.fromkeys(fact.relation for fact in self.facts))
+
+    def where(self, keep: Callable[[Fact], bool]) -> FactSet:
+        """The facts for which `keep` is true; may be empty."""
+        return replace(self, facts=tuple(filter(keep, self.facts)))
+
+    def of_relations(self, relations: Collection[str]) -> FactSet:
+        """The facts of the named relations; raises `DataError` for a relation that does not occur."""
+        unknown = sorted(set(relations) - set(self.relations))
+        if unknown:
+            raise DataError(
+                f"no facts of relation {', '.join(map(repr, unknown))} in {self.name}; "
+                f"it has: {', '.join(sorted(self.relations))}"
+            )
+        return self.where(lambda fact: fact.relation in relations)
+
+    def sample(self, size: int, seed: int = 0) -> FactSet:
+        """At most `size` facts, drawn without replacement by the seed, in their old order."""
+        if size < 1:
+            raise DataError(f"limit must be at least 1, got {size}")
+        if size >= len(self):
+            return self
+        chosen = sorted(random.Random(seed).sample(range(len(self)), size))  # noqa: S311
+        return replace(self, facts=tuple(self.facts[i] for i in chosen))
+
+    def most_frequent_answers(self) -> dict[str, tuple[str, ...]]:
+        """For each relation, all accepted forms of its most frequent first answer; of equally frequent ones, the first.
+
+        The forms are those of the first fact with that answer.
+        """
+        result: dict[str, tuple[str, ...]] = {}
+        for relation in self.relations:
+            facts = [fact for fact in self.facts if fact.relation == relation]
+            top = Counter(fact.answer for fact in facts).most_common(1)[0][0]
+            result[relation] = next(fact.answers for fact in facts if fact.answer == top)
+        return result
+
+    def merged(self) -> FactSet:
+        """One fact for each (subject, relation, question), with all answers in order and the largest known popularity.
+
+        A question cannot distinguish two entities of the same name, so the answers of both are accepted.
+        """
+        groups: dict[tuple[str, str, str | None], list[Fact]] = {}
+        for fact in self.facts:
+            groups.setdefault((fact.subject, fact.relation, fact.question), []).append(fact)
+        return replace(self, facts=tuple(map(_merge, groups.values())))
+
+
+def _merge(same: list[Fact]) -> Fact:
+    known = [fact.popularity for fact in same if fact.popularity is not None]
+    answers: Iterable[str] = dict.fromkeys(answer for fact in same for answer in fact.answers)
+    return replace(same[0], answers=tuple(answers), popularity=max(known, default=None))

@@ -1,0 +1,1 @@
+"""Sources of facts: one file for each dataset, one for a user's own files."""

@@ -1,0 +1,43 @@
+"""Loading facts by the name of their source: `popqa`, `popqa:PATH`, or the path of a user's own file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from attnbalance.arguments import expects
+from attnbalance.data.facts import FactSet
+from attnbalance.data.sources.own_facts import load_own
+from attnbalance.data.sources.popqa import load_popqa
+from attnbalance.errors import DataError
+
+SOURCES: dict[str, Callable[[str | None], FactSet]] = {"popqa": load_popqa}
+"""The loader of each dataset by name; it takes the path of a local copy, or None for the Hub's."""
+
+
+@expects(source=(str, Path))
+def load_facts(
+    source: str | Path,
+    relations: Collection[str] | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+) -> FactSet:
+    """Facts from a dataset of `SOURCES`, or from a user's own file.
+
+    Raises `DataError` for a source that cannot be read and for a relation that does not occur.
+
+    source: NAME (from the Hub), NAME:PATH (a local copy), or the path of a .jsonl, .csv, .tsv or .parquet file.
+    relations: keep the facts of these relations only.
+    limit: draw at most this many facts, without replacement.
+    seed: of the draw.
+    """
+    text = str(source)
+    name, colon, path = text.partition(":")
+    facts = SOURCES[name](path if colon else None) if name in SOURCES else load_own(text)
+    if relations is not None:
+        facts = facts.of_relations(relations)
+    if limit is not None:
+        facts = facts.sample(limit, seed)
+    if not len(facts):
+        raise DataError(f"no facts left in {text} after dropping {dict(facts.dropped)}")
+    return facts

@@ -1,0 +1,295 @@
+"""Tokens: prompts as ids with a mask, a query index and the tokens of each span, from any fast tokenizer."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from numbers import Integral
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from attnbalance.data.chat_templates import render_turns
+from attnbalance.data.prompts import CharSpan, Prompt
+from attnbalance.errors import BadRowsError, DataError, ModelError
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One prompt as token ids, with the positions of each span's tokens.
+
+    A token belongs to a span if it shares at least one character with it, so a subject's first token may hold the
+    space before it and its last token the letters after it. A token of only that space (SentencePiece's bare "▁")
+    belongs to no span, even at the start of a text, where its offsets say otherwise.
+
+    prompt: the prompt.
+    ids: its token ids, without padding.
+    tokens: the characters of each token, for display; each part of a split character shows the whole character, and a
+        special token shows its name.
+    spans: the positions of each role's tokens.
+    """
+
+    prompt: Prompt
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    spans: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class PromptBatch:
+    """Prompts padded to one length.
+
+    input_ids: token ids.
+    attention_mask: nonzero on real tokens, in any dtype.
+    position_ids: numbers of the real tokens, from 0.
+    query_index: position of each prompt's last token, the query whose attention row is read.
+    spans: for each role, which positions hold its tokens.
+    tokens: the characters of each prompt's tokens, without padding.
+    prompts: the prompts.
+    """
+
+    input_ids: Int[Tensor, "prompt position"]
+    attention_mask: Shaped[Tensor, "prompt position"]
+    position_ids: Int[Tensor, "prompt position"]
+    query_index: Int[Tensor, " prompt"]
+    spans: Mapping[str, Bool[Tensor, "prompt position"]]
+    tokens: tuple[tuple[str, ...], ...]
+    prompts: tuple[Prompt, ...]
+
+
+def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Encoding]:
+    """Tokenize prompts, in order, mapping character spans to tokens through the tokenizer's offsets.
+
+    Special tokens are added as the tokenizer does by default, except after the text (an end-of-sequence token would
+    become the query) and for prompts that already hold them. Nothing is truncated. Each span is checked by decoding
+    its tokens. Raises `ModelError` for a tokenizer without offsets, `BadRowsError` for prompts with a span that has no
+    tokens or whose tokens decode to other text.
+    """
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"tokenizer {type(tokenizer).__name__} gives no character offsets; use a fast one (with a tokenizer.json)"
+        )
+    encodings, bad = [], []
+    for special in (False, True):
+        chosen = [i for i, prompt in enumerate(prompts) if prompt.has_special_tokens == special]
+        if chosen:
+            texts = [prompts[i].text for i in chosen]
+            tokenized = _tokenize(texts, tokenizer, add_special_tokens=not special)
+            encodings += [(i, *encoded) for i, encoded in zip(chosen, tokenized, strict=True)]
+    result = []
+    for i, ids, offsets in sorted(encodings):
+        spans = {role: _tokens_of(span, ids, offsets, tokenizer) for role, span in prompts[i].spans.items()}
+        wrong = [_mismatch(prompts[i].part(role), [ids[j] for j in spans[role]], tokenizer) for role in spans]
+        bad += [(i, problem) for problem in wrong if problem][:1]
+        result.append(Encoding(prompts[i], tuple(ids), _shown(prompts[i].text, ids, offsets, tokenizer), spans))
+    if bad:
+        raise BadRowsError(
+            "prompts have a span that their tokens do not hold",
+            bad,
+            len(prompts),
+            "check the tokenizer (`tokenizer`), fix these rows, or drop and count them (`skip_bad=True`)",
+        )
+    return result
+
+
+def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
+    """The tokens of each prompt's first answer, put after the prompt, without special tokens.
+
+    A space separates the two, except after a rendered chat, whose header ends where the answer begins. Raises
+    `BadRowsError` for prompts whose end the tokenizer merges with the answer.
+    """
+    answers: list[tuple[int, ...]] = [()] * len(encodings)
+    bad = []
+    for special in (False, True):
+        chosen = [i for i, encoding in enumerate(encodings) if encoding.prompt.has_special_tokens == special]
+        space, prompts = "" if special else " ", [encodings[i].prompt for i in chosen]
+        joined = [f"{prompt.text}{space}{prompt.fact.answer}" for prompt in prompts]
+        tokenized = _tokenize(joined, tokenizer, add_special_tokens=not special) if chosen else []
+        for i, text, (whole, _) in zip(chosen, joined, tokenized, strict=True):
+            size = len(encodings[i].ids)
+            if tuple(whole[:size]) != encodings[i].ids:
+                bad.append((i, f"{text!r} does not begin with the tokens of its prompt"))
+            elif len(whole) == size:
+                bad.append((i, f"the answer of {text!r} has no token of its own"))
+            answers[i] = tuple(whole[size:])
+    if bad:
+        raise BadRowsError(
+            "prompts merge with their answer", bad, len(encodings), "end the template differently, e.g. with ':'"
+        )
+    return answers
+
+
+def pad(encodings: Sequence[Encoding], pad_id: int = 0, padding_side: str = "left") -> PromptBatch:
+    """Put encodings into one batch; padding is masked, so `pad_id` may be any token.
+
+    `padding_side` is "left" or "right". Raises `DataError` for another side and for no encodings.
+    """
+    if padding_side not in ("left", "right") or not encodings:
+        raise DataError(
+            "padding_side must be left or right, and there must be at least one prompt; "
+            f"got {padding_side!r} and {len(encodings)}"
+        )
+    lengths = torch.tensor([len(encoding.ids) for encoding in encodings])
+    width = int(lengths.max())
+    starts = width - lengths if padding_side == "left" else torch.zeros_like(lengths)
+    position = torch.arange(width)[None] - starts[:, None]
+    mask = (position >= 0) & (position < lengths[:, None])
+    ids = torch.full((len(encodings), width), pad_id)
+    ids[mask] = torch.tensor([i for encoding in encodings for i in encoding.ids])
+    roles = dict.fromkeys(role for encoding in encodings for role in encoding.spans)
+    spans = {role: torch.zeros_like(mask) for role in roles}
+    for row, encoding in enumerate(encodings):
+        for role, indices in encoding.spans.items():
+            spans[role][row, torch.tensor(indices) + starts[row]] = True
+    return PromptBatch(
+        input_ids=ids,
+        attention_mask=mask,
+        position_ids=position.clamp(min=0) * mask,
+        query_index=starts + lengths - 1,
+        spans=spans,
+        tokens=tuple(encoding.tokens for encoding in encodings),
+        prompts=tuple(encoding.prompt for encoding in encodings),
+    )
+
+
+@runtime_checkable
+class HasIds(Protocol):
+    """Anything with token ids: an encoding, or a training example."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Token ids without padding."""
+        ...
+
+
+def batches(encodings: Sequence[HasIds], batch_size: int, alike_from: int | None = None) -> Iterator[list[int]]:
+    """Indices of at most `batch_size` encodings of similar length, the longest (which may not fit) first.
+
+    Prompts of at least `alike_from` tokens share a batch only with prompts of exactly their length, so that nothing is
+    padded (see `HookedModel.alike_from`). Raises `DataError` for a batch size below 1.
+    """
+    if not isinstance(batch_size, Integral) or batch_size < 1:
+        raise DataError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
+    lengths = [len(encoding.ids) for encoding in encodings]
+    order = sorted(range(len(encodings)), key=lambda i: -lengths[i])
+    for _, group in groupby(order, key=lambda i: lengths[i] if alike_from and lengths[i] >= alike_from else 0):
+        indices = list(group)
+        for start in range(0, len(indices), batch_size):
+            yield indices[start : start + batch_size]
+
+
+def check_lengths(encodings: Sequence[Encoding], max_positions: int | None, extra: Sequence[int] | None = None) -> None:
+    """Raise `BadRowsError` for prompts that, with `extra` tokens to generate, are longer than the model's positions."""
+    if max_positions is None:
+        return
+    to_generate = extra or [0] * len(encodings)
+    bad = [
+        (i, f"{len(encoding.ids)} tokens{f' and {more} to generate' if more else ''}: {encoding.prompt.text[:60]!r}...")
+        for i, (encoding, more) in enumerate(zip(encodings, to_generate, strict=True))
+        if len(encoding.ids) + more > max_positions
+    ]
+    if bad:
+        raise BadRowsError(
+            f"prompts are longer than the model's {max_positions} positions",
+            bad,
+            len(encodings),
+            "shorten these rows, or drop and count them (`skip_bad=True`)",
+        )
+
+
+def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tuple[Prompt, ...]:
+    """The prompts as one user turn of the tokenizer's chat template, up to where the assistant begins.
+
+    The template is rendered around a mark, so the spans move by a known number of characters. Raises `ModelError` for
+    a tokenizer without a chat template, and for a template that cannot be rendered or alters the text of a turn.
+    """
+    if not tokenizer.chat_template:
+        raise ModelError(f"tokenizer {tokenizer.name_or_path!r} has no chat template; leave out `chat=True`")
+    mark = "\N{OBJECT REPLACEMENT CHARACTER}"
+    marked, *texts = render_turns(tokenizer, [mark, *(prompt.text for prompt in prompts)])
+    before, _, after = marked.partition(mark)
+    result = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        if text != before + prompt.text + after:
+            raise ModelError(
+                f"the chat template of {tokenizer.name_or_path!r} alters the text of a turn: {prompt.text[:80]!r}"
+            )
+        spans = {role: (start + len(before), end + len(before)) for role, (start, end) in prompt.spans.items()}
+        result.append(Prompt(text, spans, prompt.prompt_id, prompt.fact, has_special_tokens=True))
+    return tuple(result)
+
+
+def _tokenize(
+    texts: list[str], tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool
+) -> Iterator[tuple[list[int], list[CharSpan]]]:
+    """The ids of each text, without special tokens at its end, and their offsets."""
+    encoded = tokenizer(
+        texts,
+        add_special_tokens=add_special_tokens,
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+        padding=False,
+        truncation=False,
+        verbose=False,
+    )
+    for text, ids, offsets, special in zip(
+        texts, encoded["input_ids"], encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True
+    ):
+        end = len(ids)
+        while end and special[end - 1]:
+            end -= 1
+        yield ids[:end], _with_width(offsets[:end], special[:end], len(text))
+
+
+def _with_width(offsets: list[CharSpan], special: list[int], size: int) -> list[CharSpan]:
+    """Offsets in which a zero-width token ends where the next one starts.
+
+    For words of one token some tokenizers (Llama 3's, `ignore_merges`) report only the start; see
+    huggingface/tokenizers issue 1553. Special tokens hold no text and stay as they are.
+    """
+    starts = [start for start, _ in offsets[1:]] + [size]
+    return [
+        (start, max(end, following)) if start == end and not added else (start, end)
+        for (start, end), following, added in zip(offsets, starts, special, strict=True)
+    ]
+
+
+def _shown(text: str, ids: list[int], offsets: list[CharSpan], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """The characters of each token, with the space before it, which some tokenizers leave out of their offsets."""
+    shown, last = [], 0
+    for token, (start, end) in zip(ids, offsets, strict=True):
+        begin = last if text[last:start].isspace() else start
+        shown.append(text[begin:end] or str(tokenizer.decode([token])))
+        last = max(last, end)
+    return tuple(shown)
+
+
+def _tokens_of(
+    span: CharSpan, ids: list[int], offsets: list[CharSpan], tokenizer: PreTrainedTokenizerBase
+) -> tuple[int, ...]:
+    """The positions of the tokens that share a character with a span."""
+    tokens = [j for j, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
+    if len(tokens) > 1 and not str(tokenizer.decode([ids[tokens[0]]])).strip():
+        del tokens[0]
+    return tuple(tokens)
+
+
+def _mismatch(text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """What is wrong with the tokens of a span, or None; unknown tokens cannot be compared, so they pass."""
+    if not ids:
+        return f"{text!r} has no token of its own"
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        return None
+    decoded = str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+    return None if _letters(text) in _letters(decoded) else f"the tokens of {text!r} decode to {decoded!r}"
+
+
+def _letters(text: str) -> str:
+    """The text without case, accents, compatibility forms and white space, which tokenizers may change."""
+    parts = unicodedata.normalize("NFKD", text)
+    return "".join(c for c in parts if not unicodedata.combining(c) and not c.isspace()).casefold()

@@ -1,1 +1,0 @@
-"""Sources of facts: PopQA and a user's own files, from the Hub or a local path."""

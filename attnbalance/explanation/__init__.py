@@ -1,0 +1,1 @@
+"""`explain`: why facts were lost between two checkpoints."""

@@ -1,0 +1,157 @@
+"""An explanation in sentences: what was lost, which weights caused it, and what brings it back."""
+
+from __future__ import annotations
+
+import math
+
+from attnbalance.explanation.conclusions import TOP, ChangeByCause, Explanation
+from attnbalance.readings.steering import STRENGTH, WEIGHTS
+from attnbalance.report import wording
+from attnbalance.statistics.intervals import Interval
+
+SETTINGS = 5
+"""Largest number of differing settings that a sentence names."""
+
+
+def headline(explanation: Explanation) -> str:
+    """The answer: how many facts are lost, which weights caused the change of the margin, and what brings facts back.
+
+    Causes are given shares only if the change's interval excludes zero. The change is that of the most popular fifth,
+    or of all questions if popularity is unknown.
+    """
+    before, after = explanation.labels
+    lost, gained = (_count(explanation, group) for group in ("lost", "gained"))
+    rates = [wording.percent(explanation.accuracy[label].mean) for label in (before, after)]
+    n = wording.questions(len(explanation.facts))
+    paired = explanation.accuracy_change
+    unsure = "" if paired.differs else f": not told apart, exact McNemar p = {paired.p_value:.2g}"
+    counts = (
+        f"{after} gets {lost:,} of {n} wrong that {before} gets right, and {gained:,} right that {before} gets wrong "
+        f"({rates[0]} right before, {rates[1]} after{unsure})."
+    )
+    return f"{counts} {cause_sentence(explanation)} {rescue_sentence(explanation, after, brief=True)}"
+
+
+def cause_sentence(explanation: Explanation) -> str:
+    """Which weights caused the change of the right answer's margin; see `headline`.
+
+    If that change is not sure, the sentence says so, and the change of all questions, or else of those lost, follows if
+    it is sure. Settings that differ between the two configurations are named at the end.
+    """
+    return _change(explanation) + _settings(explanation)
+
+
+def _settings(explanation: Explanation) -> str:
+    """The settings that differ between the two configurations, as a sentence; empty if there are none."""
+    before, after = explanation.labels
+    named = [
+        f"{name} ({str(a)[:40]} in {before}, {str(b)[:40]} in {after})" for name, (a, b) in explanation.settings.items()
+    ]
+    more = f" and {len(named) - SETTINGS} more" if len(named) > SETTINGS else ""
+    if not named:
+        return ""
+    return f" The configurations differ too, which counts as configuration: {', '.join(named[:SETTINGS])}{more}."
+
+
+def _change(explanation: Explanation) -> str:
+    groups = explanation.groups
+    name = "fifth 1" if "fifth 1" in groups and not math.isnan(groups["fifth 1"].total.low) else "all"
+    total, where = groups[name].total, group_name(name)
+    if total.excludes_zero:
+        return _causes(groups[name], where)
+    if math.isnan(total.low):
+        return f"The right answer's margin changes by {total.mean:+.2f} nats on {where} ({wording.FEW}: no interval)."
+    text = f"On {where} the right answer's margin does not change measurably ({wording.logits(total)} nats)."
+    sure = [name for name in ("all", "lost") if name in groups and groups[name].total.excludes_zero]
+    return f"{text} {_causes(groups[sure[0]], group_name(sure[0]))}" if sure else text
+
+
+def _causes(change: ChangeByCause, where: str) -> str:
+    direction = "falls" if change.total.mean < 0 else "rises"
+    low, high = sorted((abs(change.total.low), abs(change.total.high)))
+    shares = {cause: wording.percent_share(share) for cause, share in change.shares.items()}
+    rows = ""
+    if "rows" in shares:
+        rows = f" The attention rows of the last token carry {shares['rows']} of it, whichever weights changed them."
+    return (
+        f"On {where} the right answer's margin {direction} by {abs(change.total.mean):.2f} "
+        f"[{low:.2f}, {high:.2f}] nats, {verdict(change)}: QK (W_Q, W_K) causes {shares['qk']} of that, OV and MLPs "
+        f"(W_V, W_O, MLPs) {shares['ov+mlp']}, and embeddings, norms and configuration {shares['rest']}.{rows}"
+    )
+
+
+def verdict(change: ChangeByCause) -> str:
+    """Which weights measurably cause more than half of a change, in words."""
+    qk, ov_mlp = (change.shares[cause].low > 0.5 for cause in ("qk", "ov+mlp"))
+    if qk and ov_mlp:
+        return "because of both QK, and OV and MLPs, while the other weights work against it"
+    if qk:
+        return "mostly because of QK, the weights that direct attention"
+    if ov_mlp:
+        return "mostly because of OV and MLPs, the weights that store and read out, not of QK, which directs attention"
+    return "and neither QK, nor OV and MLPs, measurably cause more than half of it"
+
+
+def rescue_sentence(explanation: Explanation, label: str, *, brief: bool = False) -> str:
+    """What brings back the answers that a model lost to the other one; `brief` names fewer checks."""
+    other = explanation.other(label)
+    lost = _count(explanation, "lost" if label == explanation.labels[1] else "gained")
+    if not lost:
+        return f"{label} gets nothing wrong that {other} gets right, so there is nothing to bring back."
+    parts = []
+    boosted, control = explanation.check(label, "boost"), explanation.check(label, "control")
+    if boosted and control and boosted.rescue.over_control:
+        p = boosted.rescue.over_control.p_value
+        parts.append(
+            f"{_share(boosted.rescue.rescued)} with attention to the subject raised x{STRENGTH:g} "
+            f"({_share(control.rescue.rescued)} with attention to as many other tokens; exact McNemar p = {p:.2g})"
+        )
+    rows = explanation.check(label, "rows", None)
+    if rows and not brief:
+        parts.append(f"{_share(rows.rescue.rescued)} with {other}'s attention rows")
+    parts += [
+        f"{_share(check.rescue.rescued)} with {other}'s {check.name}"
+        for check in explanation.checks[label]
+        if check.kind == "weights" and (not brief or check.name != WEIGHTS["rest"])
+    ]
+    if not parts:
+        return "No check could be made."
+    return f"Of the {lost:,} that {label} gets wrong and {other} right, these come back: {wording.listed(parts)}."
+
+
+def hidden_sentence(explanation: Explanation, label: str) -> str:
+    """How many of the answers that a model gets wrong its heads could read out at the subject."""
+    hidden = explanation.hidden[label]
+    if hidden is None:
+        return f"{label} gets nothing wrong."
+    low, high = hidden.difference.low, hidden.difference.high
+    verdict = "more than chance" if low > 0 else "less than chance" if high < 0 else "not told apart from chance"
+    return (
+        f"Of the {hidden.wrong:,} facts that {label} gets wrong, {wording.percent_interval(hidden.share)} have the "
+        f"right answer among the first {TOP} of their relation in what its heads could read out at the subject (random "
+        f"orders would give {wording.percent(hidden.chance)}); at other subjects the same answers are among the first "
+        f"{TOP} in {wording.percent_interval(hidden.control)}: {verdict} ({wording.points(hidden.difference)})."
+    )
+
+
+def group_name(group: str) -> str:
+    """A group of questions in words.
+
+    >>> group_name("lost"), group_name("fifth 2")
+    ('the questions lost (chosen for that)', 'fifth of popularity 2')
+    """
+    names = {
+        "all": "all questions",
+        "fifth 1": "the most popular fifth",
+        "lost": "the questions lost (chosen for that)",
+        "gained": "the questions gained (chosen for that)",
+    }
+    return names.get(group, group.replace("fifth", "fifth of popularity"))
+
+
+def _count(explanation: Explanation, group: str) -> int:
+    return explanation.groups[group].n if group in explanation.groups else 0
+
+
+def _share(share: Interval | None) -> str:
+    return "none" if share is None else wording.percent_interval(share)

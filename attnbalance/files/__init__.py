@@ -1,0 +1,1 @@
+"""Folders of results: written whole, resumable, locked, sealed."""

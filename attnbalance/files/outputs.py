@@ -1,0 +1,140 @@
+"""Output files and folders: written whole or not at all, with a record of how; the user's files are never removed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+from attnbalance.errors import OutputError
+
+MARKER = "attnbalance.json"
+"""The file that says what a folder holds and how it was made: kind, config, versions."""
+
+TEMPORARY = ".attnbalance-"
+"""The beginning of the names of temporary folders; the rest is random, so that no two processes share one."""
+
+DEEPEST = 200
+"""Folders above an output folder, at most."""
+
+PACKAGES = ("attnbalance", "torch", "transformers", "peft", "tokenizers", "datasets", "numpy", "scipy")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole: readers see the old content or the new, never part of it."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON whole; raises `OutputError` for NaN and infinity, which JSON does not have."""
+    try:
+        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise OutputError(f"cannot write {path}: expected finite numbers, got NaN or infinity ({error})") from error
+    write_text(path, text + "\n")
+
+
+def read_json(path: Path) -> dict:
+    """A JSON object from a file; an empty one if the file is absent or not a JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+@contextmanager
+def replacing(path: Path, within: Path | None = None) -> Iterator[Path]:
+    """A temporary path that replaces `path`, file or folder, when the block ends without an error.
+
+    It lies in a new folder inside `within`, a folder on the same disk: by default the one that `path` is in. Raises
+    `OutputError` if something cannot be written.
+    """
+    within = within or path.parent
+    with writing(path):
+        within.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=within))
+        temporary = folder / "new"
+        try:
+            yield temporary
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir() and any(path.iterdir()):
+                path.rename(folder / "old")
+            temporary.replace(path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what libraries raise when a file in or at `path` cannot be written into an `OutputError`."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"cannot write {path}: {error}{_remedy(error)}") from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link (never what it points to) or a folder with all that it holds; a missing path is ignored."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def set_aside(paths: Sequence[Path], why: str) -> None:
+    """Rename damaged files or folders to "damaged-..." in their own folder, with one warning."""
+    moved = []
+    for path in paths:
+        names = (f"damaged-{path.name}{number}" for number in ("", *(f"-{i}" for i in range(2, 10_000))))
+        target = next(path.with_name(name) for name in names if not os.path.lexists(path.with_name(name)))
+        with writing(target):
+            path.rename(target)
+        moved.append(target)
+    names = ", ".join(target.name for target in moved)
+    warnings.warn(f"{why}; set aside as {names} in {paths[0].parent}, and made again", stacklevel=3)
+
+
+def read_saved(path: Path) -> dict:
+    """A JSON object that an earlier run saved; a file that cannot be read is set aside, and the object is empty."""
+    saved = read_json(path)
+    if not saved and os.path.lexists(path):
+        set_aside([path], f"{path} cannot be read")
+    return saved
+
+
+def as_folder(out: str | Path) -> Path:
+    """The absolute path of an output folder, with "~" and links followed; raises `OutputError` for endless links."""
+    try:
+        folder = Path(out).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError, TypeError) as error:  # a loop of links, or a user who is not known
+        raise OutputError(f"cannot follow output {out}: {error}; name another folder") from error
+    if len(folder.parts) > DEEPEST:  # Python makes parents by recursion
+        raise OutputError(f"output must be at most {DEEPEST} folders deep, got {len(folder.parts)}")
+    return folder
+
+
+def provenance() -> dict[str, object]:
+    """Versions of what computes: Python, the machine's kind, this package and those that it depends on."""
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    return {"python": sys.version.split()[0], "machine": platform.platform(), "versions": versions}
+
+
+def _remedy(error: Exception) -> str:
+    """What to do about a full disk, a quota or a limit of file sizes; empty for another error."""
+    full = {number: os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)}
+    if getattr(error, "errno", None) not in full and not any(text in str(error) for text in full.values()):
+        return ""
+    return "; make room and run the same command again to go on"

@@ -1,0 +1,80 @@
+"""One folder of results: made once for its settings, whole or not at all, and read again afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnbalance.files.outputs import MARKER, provenance, read_json, replacing, write_json
+from attnbalance.files.work import close_work, in_place, is_finished, locked, working
+
+
+@dataclass(frozen=True)
+class ResultFolder:
+    """A folder of results, the kind of result and the settings that make it.
+
+    A feature makes its folder like this:
+
+        results = ResultFolder(as_folder(out), "curve", config)
+        if not results.is_finished():
+            with results.working() as work:
+                found = measure(work)
+                with results.writing(work, answer=headline(found), dropped={}) as folder:
+                    write(found, folder)
+        return results.close()
+    """
+
+    path: Path
+    """An absolute path (see `as_folder`)."""
+    kind: str
+    """The name of the feature; a folder of another kind is never written to."""
+    config: Mapping[str, object]
+    """What the results depend on; a folder made with another config is never written to."""
+    command: str = ""
+    """The command line that made the results, if any; it is recorded, and a rerun may differ in it."""
+
+    def is_finished(self) -> bool:
+        """Whether the folder holds finished results of this kind and config.
+
+        Raises `OutputError` where it holds something else, naming the settings that differ.
+        """
+        return is_finished(self.path, self.kind, self.config) and "answer" in read_json(self.path / MARKER)
+
+    @contextmanager
+    def working(self) -> Iterator[Path]:
+        """A hidden work folder that survives an interrupt, for one process at a time (see `work.working`)."""
+        with working(self.path, self.kind, self.config) as work:
+            yield work
+
+    @contextmanager
+    def writing(self, work: Path, *, answer: str, dropped: Mapping[str, int]) -> Iterator[Path]:
+        """A new folder inside `work` that becomes `path`, marked as finished, when the block ends without an error."""
+        with replacing(self.path, work) as folder:
+            folder.mkdir()
+            yield folder
+            self.mark(folder, answer=answer, dropped=dropped)
+
+    @contextmanager
+    def working_in_place(self) -> Iterator[None]:
+        """Work inside `path` itself, for one process at a time; call `mark` at the end (see `work.in_place`)."""
+        with in_place(self.path, self.kind, self.config), locked(self.path):
+            yield
+
+    def mark(self, folder: Path, *, answer: str, dropped: Mapping[str, int]) -> None:
+        """Write attnbalance.json: what `folder` holds, how it was made, its answer, and the facts left out, by reason.
+
+        `folder` is `path`, or the new folder that will become it. Call this last: the file says that all is there.
+        """
+        about = {"kind": self.kind, "config": dict(self.config), "answer": answer, "command": self.command}
+        write_json(folder / MARKER, about | {"dropped": dict(dropped)} | provenance())
+
+    def answer(self) -> str:
+        """The answer of a finished folder."""
+        return str(read_json(self.path / MARKER)["answer"])
+
+    def close(self) -> str:
+        """The answer of a finished folder; removes the work folder that a process killed at the very end left."""
+        close_work(self.path)
+        return self.answer()

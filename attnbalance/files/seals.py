@@ -1,0 +1,52 @@
+"""Hashes of files, and seals: what a folder held when it was complete, so that damage is noticed before use."""
+
+from __future__ import annotations
+
+import hashlib
+from fnmatch import fnmatch
+from pathlib import Path
+
+from attnbalance.files.outputs import read_json, write_json
+
+SEAL = "complete"
+"""The file that a folder of saved work gets last: the hash of every other file in it."""
+
+WHOLE = 2**30
+"""The largest file, in bytes, that is hashed whole."""
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes; above `WHOLE` bytes, of its size and 64 evenly spaced pages of 4 KiB."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        if size <= WHOLE:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+        digest = hashlib.sha256(str(size).encode())
+        for page in range(64):
+            stream.seek(page * size // 64)
+            digest.update(stream.read(4096))
+        return digest.hexdigest()
+
+
+def seal(folder: Path) -> None:
+    """Mark a folder complete, with all that it holds."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL)
+    write_json(folder / SEAL, {path.relative_to(folder).as_posix(): hash_file(path) for path in files})
+
+
+def damage(folder: Path, spent: tuple[str, ...] = ()) -> str | None:
+    """What is wrong with a sealed folder, in words; None if nothing is.
+
+    Files in folders, or with names, that match a pattern of `spent` may be missing.
+    """
+    sealed = read_json(folder / SEAL)
+    if not sealed:
+        return f"{folder / SEAL} cannot be read"
+    for name, hashed in sealed.items():
+        path = folder / name
+        if not path.is_file():
+            if not any(fnmatch(Path(name).parts[0], pattern) for pattern in spent):
+                return f"{path} is missing"
+        elif hash_file(path) != hashed:
+            return f"{path} is damaged"
+    return None

@@ -1,0 +1,1 @@
+"""Finetuning and pretraining on facts: splits, objectives, trained weights, runs."""

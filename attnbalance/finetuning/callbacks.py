@@ -1,0 +1,109 @@
+"""Callbacks of training: frozen weights, complete checkpoints, early stopping, the base's rates, the progress bar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ProgressCallback
+
+from attnbalance.errors import ModelError
+from attnbalance.finetuning.checkpoints import mark_complete
+from attnbalance.finetuning.parameters import FrozenWeights
+from attnbalance.finetuning.training_log import (
+    BASE_COMPLETES,
+    SUBJECT_ATTENTION,
+    stops,
+    trajectory,
+    validation_losses,
+)
+
+
+class RestoreFrozen(TrainerCallback):
+    """Gives frozen entries of weights their old values back after each step of the optimizer."""
+
+    def __init__(self, frozen: FrozenWeights) -> None:
+        self.frozen = frozen
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Restore the frozen entries."""
+        self.frozen.restore(kwargs["model"])
+
+
+class LogBase(TrainerCallback):
+    """Logs once, at step 0, which share of the training facts the base completes in each form."""
+
+    def __init__(self, rates: Mapping[str, float]) -> None:
+        self.rates = {f"{BASE_COMPLETES}/{form}": rate for form, rate in rates.items()}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Log the rates, if the log lacks them."""
+        if self.rates and not any(entry.keys() >= self.rates.keys() for entry in state.log_history):
+            state.log_history.append({"step": 0, **self.rates})
+
+
+class MarkComplete(TrainerCallback):
+    """Checks the weights of a checkpoint and marks it complete once every process has written its part."""
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Raise `ModelError` for non-finite weights; else mark the checkpoint complete."""
+        model: nn.Module = kwargs["model"]
+        if not all(bool(torch.isfinite(p).all()) for p in model.parameters() if p.requires_grad):
+            raise ModelError(f"non-finite weights after step {state.global_step}; lower the learning rate")
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        if state.is_world_process_zero:
+            mark_complete(Path(args.output_dir or "."), state.global_step)
+
+
+class StopEarly(TrainerCallback):
+    """Stops by the log alone; a checkpoint holds the log, so a resumed run stops where an unbroken one does."""
+
+    def __init__(self, patience: int | None) -> None:
+        self.patience = patience
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Raise `ModelError` for a non-finite loss; else stop if the last losses were no better."""
+        losses = validation_losses(state.log_history)
+        if losses and not math.isfinite(list(losses.values())[-1]):
+            raise ModelError(f"non-finite validation loss at step {state.global_step}; lower the learning rate")
+        if stops(losses, self.patience):
+            control.should_training_stop = True
+
+
+class ProgressBar(ProgressCallback):
+    """The bar over steps, with a name, and without a line for each log entry."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Open the bar, with its name."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description(self.name)
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        """No second bar while validating."""
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        """The log is kept, not printed."""
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Shows what was watched last after the bar."""
+        validations = trajectory(state.log_history)
+        if self.training_bar is not None and validations:
+            latest = validations[-1]
+            shown = {name.replace("_", " "): f"{x:.3f}" for name, x in latest.items() if isinstance(x, float)}
+            attention = " ".join(f"{value:.2f}" for value in latest[SUBJECT_ATTENTION])  # pyright: ignore
+            self.training_bar.set_postfix(shown | {"subject attention": attention})

@@ -1,0 +1,102 @@
+"""Checkpoints of unfinished training: marked when complete, and copied for users without what only resuming needs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from attnbalance.errors import OutputError
+from attnbalance.files.outputs import read_json, remove, set_aside, writing
+from attnbalance.files.seals import SEAL, damage, seal
+
+STATE = "trainer_state.json"
+SPENT = ("optimizer*", "*.pt", "*.pth")
+"""What only resuming needs, and is removed from all checkpoints but the newest."""
+
+NOT_FOR_USERS = (
+    SEAL,
+    STATE,
+    *SPENT,
+    "*.bin",
+    "*.distcp",
+    "pytorch_model_fsdp*",
+)
+"""What only resuming needs; none of it goes into a finished folder, so that this holds no pickles."""
+
+
+def drop_incomplete(work: Path) -> Path:
+    """Remove checkpoints that a kill left incomplete from a work folder; returns the folder."""
+    for path in work.glob("checkpoint-*"):
+        if not (path / SEAL).exists():
+            remove(path)
+    return work
+
+
+def set_damaged_aside(work: Path) -> Path:
+    """Set all checkpoints of a work folder aside if a complete one is damaged or gone; returns the folder.
+
+    Training then begins anew: resumed, it could end with other weights than an unbroken run.
+    """
+    done = checkpoints(work)
+    wrong = _damage(done)
+    if wrong:
+        set_aside(list(done.values()), wrong)
+    return work
+
+
+def _damage(done: Mapping[int, Path]) -> str | None:
+    """What is wrong with the complete checkpoints, in words; None if nothing is."""
+    if not done:
+        return None
+    newest = max(done)
+    wrong = next(filter(None, (damage(path, () if step == newest else SPENT) for step, path in done.items())), None)
+    if wrong:
+        return wrong
+    log = read_json(done[newest] / STATE).get("log_history", [])
+    gone = sorted({entry["step"] for entry in log if "eval_loss" in entry or "eval_objective" in entry} - done.keys())
+    return f"{done[newest].with_name(f'checkpoint-{gone[0]}')} is gone" if gone else None
+
+
+def checkpoints(work: Path) -> dict[int, Path]:
+    """The complete checkpoints of unfinished work, by step, in order."""
+    complete = [path for path in work.glob("checkpoint-*") if (path / SEAL).exists()]
+    return dict(sorted((int(re.sub(r"\D", "", path.name)), path) for path in complete))
+
+
+def written(work: Path, steps: Iterable[int] = ()) -> dict[int, Path]:
+    """The complete checkpoints of finished work; raises `OutputError` if none is left, or one of `steps` is gone."""
+    done = checkpoints(work)
+    gone = sorted(set(steps) - done.keys())
+    if gone or not done:
+        what = f"the checkpoint of step {gone[0]}" if gone else "every checkpoint"
+        raise OutputError(f"{what} in {work} was removed while training ran; run the same command again")
+    return done
+
+
+def mark_complete(work: Path, step: int) -> None:
+    """Mark the newest checkpoint complete, and then remove from older ones what only resuming needs."""
+    with writing(work / f"checkpoint-{step}"):
+        seal(work / f"checkpoint-{step}")
+        for older, path in checkpoints(work).items():
+            if older != step:
+                for spent in (p for pattern in SPENT for p in path.glob(pattern)):
+                    remove(spent)
+
+
+def copy_for_users(checkpoint: Path, target: Path, link: bool = False) -> None:
+    """Copy a checkpoint as an ordinary model folder, without what only resuming needs.
+
+    `link` makes hard links where the file system can: the checkpoint's work folder is about to be removed.
+    """
+    ignore, copy = shutil.ignore_patterns(*NOT_FOR_USERS), _link if link else shutil.copy2
+    shutil.copytree(checkpoint, target, ignore=ignore, copy_function=copy, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

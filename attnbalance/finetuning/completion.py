@@ -1,0 +1,97 @@
+"""What the base knows before training: the share of the training facts that it completes, by form of the question."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from attnbalance.errors import BadRowsError
+from attnbalance.finetuning.examples import IGNORED, Example, answer_logits, examples_of
+from attnbalance.finetuning.objectives.base_model import FORMS, in_form, prompts_of, without_adapters
+from attnbalance.finetuning.objectives.objective import Objective
+from attnbalance.models.hooked import HookedModel
+
+ASKED = 500
+"""The largest number of training examples that the base is asked."""
+
+CONSTANT = "constant answer"
+"""The share of facts whose answer is their relation's most frequent one: what a model without knowledge gets right."""
+
+
+def completion_rates(
+    examples: Sequence[Example], objective: Objective, base: HookedModel, *, batch_size: int = 64, seed: int = 0
+) -> dict[str, float]:
+    """The share of facts whose answer the base predicts, by form, among at most `ASKED` examples drawn by the seed.
+
+    The forms are those that the objective teaches from, and "question"; `CONSTANT` is added to them. An answer is
+    predicted if each of its tokens is the most probable one after the right ones before it. The result is empty if the
+    objective teaches from no form; a form that changes the answers' tokens is left out.
+
+    Args:
+        examples: The training examples.
+        objective: The objective that says which forms.
+        base: The base model; its adapters are switched off meanwhile.
+        batch_size: Examples of one forward pass.
+        seed: Seed that draws the examples and their few shots.
+    """
+    if not objective.forms:
+        return {}
+    different = list({id(example): example for example in examples}.values())
+    drawn = sorted(random.Random(seed).sample(range(len(different)), min(ASKED, len(different))))  # noqa: S311
+    prompts = prompts_of(different)
+    rates = {}
+    with without_adapters(base.model):
+        for form in dict.fromkeys([*objective.forms, "question"]):
+            asked = in_form(form, prompts, seed)  # few-shot draws its answered questions from all
+            try:
+                rates[form] = _rate(examples_of([asked[i] for i in drawn], base.tokenizer, end=False), base, batch_size)
+            except BadRowsError:
+                continue
+    return {**rates, CONSTANT: _constant(different)}
+
+
+def describe(rates: Mapping[str, float], objective: Objective) -> str:
+    """The rates in a sentence, and whether the given answers are learned at all."""
+    forms = [f"{100 * rate:.1f}% as {form}" for form, rate in rates.items() if form != CONSTANT]
+    text = (
+        f"The base completes of the training facts {', '.join(forms)}; a {CONSTANT} gets {100 * rates[CONSTANT]:.1f}%."
+    )
+    if not objective.learns_answers:
+        text += f" {objective.text} teaches what the base says; the answers given are not learned."
+    return text
+
+
+def warn_of_weak_forms(rates: Mapping[str, float], objective: Objective) -> None:
+    """Warn the caller of a trainer if the objective teaches from a form in which the base knows little."""
+    weak = weak_forms(rates, objective)
+    if weak:
+        best = max(rates[form] for form in weak)
+        others = [form for form in FORMS if form not in weak and rates.get(form, 1.0) > best]
+        advice = f"try another form ({', '.join(others)}), or ce alone" if others else "use ce alone"
+        warnings.warn(
+            f"{describe(rates, objective)} Teaching from {' and '.join(weak)} would lose what it knows; {advice}",
+            stacklevel=4,
+        )
+
+
+def weak_forms(rates: Mapping[str, float], objective: Objective) -> list[str]:
+    """The forms taught from in which the base completes less than a constant answer, or the question, gets right."""
+    least = max(rates.get(CONSTANT, 0.0), rates.get("question", 0.0))
+    return [form for form in objective.forms if form in rates and rates[form] < least]
+
+
+def _rate(asked: Sequence[Example], base: HookedModel, batch_size: int) -> float:
+    wanted = [[label for label in example.labels if label != IGNORED] for example in asked]
+    predicted = itertools.chain.from_iterable(answer_logits(base, asked, batch_size))
+    right = [logits.argmax(-1).tolist() == wanted[i] for i, logits in predicted]
+    return sum(right) / len(right)
+
+
+def _constant(examples: Sequence[Example]) -> float:
+    answers: dict[str, Counter[str]] = defaultdict(Counter)
+    for prompt in prompts_of(examples):
+        answers[prompt.fact.relation][prompt.fact.answer] += 1
+    return sum(counts.most_common(1)[0][1] for counts in answers.values()) / len(examples)

@@ -1,0 +1,115 @@
+"""What evaluations watch: numbers of each example, computed with the loss, and their means."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import EvalPrediction
+
+from attnbalance.finetuning.objectives.forward_pass import ForwardPass
+from attnbalance.finetuning.objectives.objective import Objective
+from attnbalance.finetuning.training_log import SUBJECT_ATTENTION
+
+SHORTCUT = "shortcut"
+"""The target that tells an example's answer from its relation's most frequent training answer: [example, 2], the index
+among the labels where they first differ, and the shortcut's token there; -1 if they do not differ or it is unknown."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What is watched of each example; NaN if it is unknown."""
+
+    answer_loss: Float[Tensor, " example"]
+    """Negative log-likelihood of the answer, summed over its tokens, nats."""
+    tokens: Float[Tensor, " example"]
+    """The number of the answer's tokens."""
+    right: Float[Tensor, " example"]
+    """1 if every token of the answer is the most probable one after the right ones before it, else 0. With such teacher
+    forcing all tokens are right exactly if greedy decoding starts with the answer."""
+    shortcut: Float[Tensor, " example"]
+    """1 if the relation's most frequent training answer is predicted where it first differs from this one, else 0."""
+    token_terms: Float[Tensor, " example"]
+    """The objective's terms with a loss for each token, summed over the tokens."""
+    example_terms: Float[Tensor, " example"]
+    """The objective's terms with a loss for each example."""
+    subject_attention: Float[Tensor, "example layer"]
+    """The largest attention to a token of the subject, mean over heads; no layers if rows are unknown."""
+
+    def pack(self) -> Float[Tensor, "example column"]:
+        """One tensor, which trainers can gather: a column for each number, then one for each layer."""
+        numbers = torch.stack([getattr(self, name) for name in NUMBERS], dim=-1)
+        return torch.cat([numbers, self.subject_attention.to(numbers)], dim=-1)
+
+    @classmethod
+    def unpack(cls, columns: Float[Tensor, "example column"]) -> Watched:
+        """The reverse of `pack`."""
+        numbers = dict(zip(NUMBERS, columns[:, : len(NUMBERS)].unbind(-1), strict=True))
+        return cls(**numbers, subject_attention=columns[:, len(NUMBERS) :])
+
+
+NUMBERS = tuple(field.name for field in fields(Watched) if field.name != "subject_attention")
+"""The names of what is one number for each example, in the order of the packed columns."""
+
+
+def watch(forward: ForwardPass, objective: Objective) -> Watched:
+    """What is watched of each example of a forward pass."""
+    guesses = forward.logits.argmax(-1)
+
+    def summed(values: Tensor) -> Tensor:
+        return values.new_zeros(forward.examples).index_add(0, forward.example, values)
+
+    hits = (guesses == forward.labels).float()
+    tokens = summed(torch.ones_like(hits))
+    right = (summed(hits) == tokens).float()
+    zeros = torch.zeros_like(right)
+    by_token = [summed(term.losses(forward).float()) for term in objective.terms if term.kind.by_token]
+    by_example = [term.losses(forward).float() for term in objective.terms if not term.kind.by_token]
+    return Watched(
+        answer_loss=summed(forward.losses()),
+        tokens=tokens,
+        right=right,
+        shortcut=_shortcut(forward, guesses, right),
+        token_terms=sum(by_token, zeros),
+        example_terms=sum(by_example, zeros),
+        subject_attention=_subject_attention(forward, right),
+    )
+
+
+def _shortcut(forward: ForwardPass, guesses: Tensor, like: Tensor) -> Float[Tensor, " example"]:
+    """Whether the guess at the label where the shortcut differs from the answer is the shortcut's token."""
+    if SHORTCUT not in forward.targets:
+        return torch.full_like(like, torch.nan)
+    offset, token = forward.targets[SHORTCUT].unbind(-1)
+    first_label = torch.searchsorted(forward.example, torch.arange(forward.examples, device=guesses.device))
+    guess = guesses[first_label + offset.clamp(min=0)]
+    return torch.where(offset < 0, torch.nan, (guess == token).float())
+
+
+def _subject_attention(forward: ForwardPass, like: Tensor) -> Float[Tensor, "example layer"]:
+    if forward.rows is None or "subject" not in forward.spans:
+        return like.new_full((forward.examples, 0), torch.nan)
+    return forward.rows.masked_fill(~forward.spans["subject"][:, None, None, :], 0.0).amax(-1).mean(-1)
+
+
+def watched_means(prediction: EvalPrediction) -> dict[str, float]:
+    """The means over all evaluated examples, however these were batched and spread over processes, by logged name.
+
+    `objective`: per token and per example, added up. `answer_loss`: per token. `accuracy`: share of right answers.
+    `shortcut_rate`: share of shortcuts among the wrong answers of which it is known; left out if there are none.
+    """
+    watched = Watched.unpack(torch.as_tensor(prediction.predictions).double())  # pyright: ignore[reportArgumentType]
+    tokens = watched.tokens.sum()
+    means = {
+        "objective": float(watched.token_terms.sum() / tokens + watched.example_terms.mean()),
+        "answer_loss": float(watched.answer_loss.sum() / tokens),
+        "accuracy": float(watched.right.mean()),
+    }
+    known = watched.shortcut[(watched.right == 0) & ~watched.shortcut.isnan()]
+    if len(known):
+        means["shortcut_rate"] = float(known.mean())
+    by_layer = enumerate(watched.subject_attention.mean(0).tolist())
+    return means | {f"{SUBJECT_ATTENTION}/{layer}": value for layer, value in by_layer if not math.isnan(value)}

@@ -1,0 +1,97 @@
+"""Data sets as trainers take them: which of them hold examples, and what to say of those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attnbalance.errors import DataError
+from attnbalance.finetuning.examples import Example
+from attnbalance.finetuning.objectives.objective import Objective
+
+DATA_ARGUMENTS = ("train_dataset", "eval_dataset")
+"""The arguments of a trainer that hold data."""
+
+
+def are_examples(data: Any) -> bool:
+    """Whether a data set holds examples, judged by its first item."""
+    return isinstance(_first(data), Example)
+
+
+def as_list(data: Any) -> list[Any]:
+    """The items of a data set that is a sequence, such as a list or torch's Subset."""
+    return [data[i] for i in range(len(data))]
+
+
+def data_sets(data: Any) -> list[Any]:
+    """The data sets that a trainer was given under one name: none, one, or several in a dict."""
+    return [] if data is None else list(data.values()) if isinstance(data, dict) else [data]
+
+
+def check_examples(sets: Sequence[Any], objective: Objective) -> list[Example]:
+    """All examples of some data sets. Raises `DataError` for other items and for roles that no token is marked for."""
+    examples = [item for data in sets if are_examples(data) for item in as_list(data)]
+    other = [describe_items(data) for data in sets if not are_examples(data)]
+    other += [f"{type(item).__name__}s" for item in examples if not isinstance(item, Example)]
+    if other:
+        raise DataError(
+            f"training and evaluation data hold examples and {other[0]}; make examples of all of them, with "
+            "make_examples or as_examples"
+        )
+    for role in sorted(objective.needs.spans):
+        lacking = sum(role not in example.spans for example in examples)
+        if lacking:
+            raise DataError(
+                f"objective {objective.text!r} needs the tokens of the {role} in every prompt, but {lacking} "
+                f"examples do not mark them; ask with a template that names {{{role}}}, such as "
+                "'What is the {relation} of {subject}?'"
+            )
+    return examples
+
+
+def tokenizer_of(processing_class: Any, objective: Objective) -> Any:
+    """The tokenizer that a trainer was given, itself or in a processor; raises `DataError` if there is none."""
+    if processing_class is None:
+        raise DataError(
+            f"objective {objective.text!r} and what evaluations watch need the tokenizer that made the examples: pass "
+            "processing_class=tokenizer"
+        )
+    return getattr(processing_class, "tokenizer", processing_class)
+
+
+def first_text(batch: Mapping[str, Any], processing_class: Any) -> str:
+    """The beginning of a batch's first text, for messages."""
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    ids = batch["input_ids"][0]
+    return str(ids.tolist() if tokenizer is None else tokenizer.decode(ids, skip_special_tokens=True))[:80]
+
+
+def as_table(data: Any) -> Any:
+    """The first example of each set as a table, for trainers that accept only tables while they are set up (trl's)."""
+    from datasets import Dataset
+
+    if isinstance(data, dict):
+        return {name: as_table(part) for name, part in data.items()}
+    if not are_examples(data):
+        return data
+    return Dataset.from_list([{"input_ids": list(data[0].ids), "labels": list(data[0].labels)}])
+
+
+def describe_items(data: Any) -> str:
+    """What a data set holds, for messages.
+
+    >>> describe_items(["a text"])
+    'strs'
+    >>> describe_items([])
+    'nothing'
+    """
+    if data is None or not hasattr(data, "__len__"):
+        return "nothing" if data is None else f"a {type(data).__name__}, which has no length"
+    return f"{type(_first(data)).__name__}s" if len(data) else "nothing"
+
+
+def _first(data: Any) -> Any:
+    try:
+        return data[0]
+    except (TypeError, IndexError, KeyError, NotImplementedError):  # the last: torch's IterableDataset
+        return None

@@ -1,0 +1,236 @@
+"""Question-answer examples for finetuning: the model reads the prompt and learns the answer only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedTokenizerBase
+
+from attnbalance.arguments import expects
+from attnbalance.data.facts import Fact
+from attnbalance.data.prompts import Prompt, Template, make_prompts
+from attnbalance.data.tokens import Encoding, batches, encode, encode_answers
+from attnbalance.errors import BadRowsError, DataError
+from attnbalance.models.forward import check_vocabulary, evaluating
+from attnbalance.models.hooked import HookedModel
+
+IGNORED = -100
+"""The label of a token that carries no loss (Hugging Face's convention)."""
+
+SPAN, TARGET = "span.", "target."
+"""Prefixes of the keys of a batch: for the tokens of a role, and for an objective's numbers of the base model."""
+
+INPUTS = ("input_ids", "attention_mask", "position_ids")
+"""The keys of a batch that every model takes."""
+
+TOKENS, POSITIONS = "/token", "/position"
+"""Suffixes of the names of targets: the first axis is the labelled tokens, or the last one is the positions."""
+
+QUERY = "query_index"
+"""The key of a batch that holds the position of each prompt's last token: the query whose attention row is read."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """Token ids of a prompt with its answer."""
+
+    ids: tuple[int, ...]
+    """The tokens of prompt and answer."""
+    labels: tuple[int, ...]
+    """The same tokens on the answer, `IGNORED` elsewhere."""
+    prompt: Prompt | None = None
+    """The prompt that was encoded; None: only objectives that read neither attention nor the base can be used."""
+    spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The positions of the tokens of each role."""
+    targets: Mapping[str, Shaped[Tensor, ...]] = field(default_factory=dict)
+    """Numbers that objectives hold the model to, by name (see `add_targets`)."""
+
+    @property
+    def query(self) -> int:
+        """The position of the prompt's last token: the one before the first with a label."""
+        return next(i for i, label in enumerate(self.labels) if label != IGNORED) - 1
+
+
+def first_difference(example: Example, other: Example) -> tuple[int, int]:
+    """The index of the first label that differs from another example's, and the other's token there.
+
+    (-1, -1) if one answer begins with the other.
+
+    >>> first_difference(Example((7, 1, 2), (-100, 1, 2)), Example((7, 1, 3), (-100, 1, 3)))
+    (1, 3)
+    """
+    own, others = (each.labels[each.query + 1 :] for each in (example, other))
+    pairs = enumerate(zip(own, others, strict=False))
+    return next(((index, token) for index, (label, token) in pairs if label != token), (-1, -1))
+
+
+@expects(facts=[Fact], tokenizer=PreTrainedTokenizerBase)
+def make_examples(
+    facts: Sequence[Fact], tokenizer: PreTrainedTokenizerBase, template: str | Template = "qa", *, end: bool = True
+) -> list[Example]:
+    """One example for each fact, in order: prompt + " " + first answer + end-of-sequence token, if there is one.
+
+    The prompt's tokens are exactly those that `encode` gives for it, so that training and asking agree. Raises
+    `DataError` for no facts and for a template that cannot ask them, and `BadRowsError` if the tokenizer merges the end
+    of a prompt with the answer.
+
+    Args:
+        facts: The facts.
+        tokenizer: The model's tokenizer.
+        template: How the facts are asked.
+        end: Whether to add the end-of-sequence token.
+    """
+    if not len(facts):
+        raise DataError("expected facts to make examples of, got none")
+    return examples_of(make_prompts(facts, template), tokenizer, end=end)
+
+
+def examples_of(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, *, end: bool = True) -> list[Example]:
+    """`make_examples` for existing prompts, e.g. rendered as chats."""
+    encodings = encode(prompts, tokenizer)
+    last = [tokenizer.eos_token_id] if end and isinstance(tokenizer.eos_token_id, int) else []
+    return [
+        _joined(encoding, (*answer, *last))
+        for encoding, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True)
+    ]
+
+
+def _joined(encoding: Encoding, labels: Sequence[int]) -> Example:
+    """The example of a prompt and the labels after it."""
+    ignored = [IGNORED] * len(encoding.ids)
+    return Example((*encoding.ids, *labels), (*ignored, *labels), encoding.prompt, encoding.spans)
+
+
+@expects(facts=[Fact], tokenizer=PreTrainedTokenizerBase)
+def as_examples(
+    rows: Sequence[Mapping[str, Sequence[int]]], facts: Sequence[Fact], tokenizer: PreTrainedTokenizerBase
+) -> list[Example]:
+    """Examples from tokenized rows, with `input_ids` and `labels`, and the fact of each.
+
+    The prompt is the text before the first label; it must contain its subject exactly once. Padding (an
+    `attention_mask` of 0) is cut off. Raises `DataError` if rows and facts differ in number, `ArgumentError` for
+    a row without a fact (train on it as `Example(ids, labels)`, with the objective `ce`), and `BadRowsError` for
+    rows without a prompt or a label, and for prompts that do not contain their subject once or do not tokenize to the
+    row's own ids.
+    """
+    if not all({"input_ids", "labels"} <= set(row) for row in rows):
+        raise DataError("expected rows with input_ids and labels")
+    if len(rows) != len(facts):
+        raise DataError(f"expected one fact for each row, got {len(rows)} rows and {len(facts)} facts")
+    unpadded = [_unpadded(row) for row in rows]
+    prompts, bad = list[Prompt](), list[tuple[int, str]]()
+    for i, ((ids, labels), fact) in enumerate(zip(unpadded, facts, strict=True)):
+        start = next((j for j, label in enumerate(labels) if label != IGNORED), 0)
+        text, special = _prompt_text(ids[:start], tokenizer)
+        count = text.count(fact.subject)
+        if not start:
+            bad.append((i, f"no prompt: labels of the prompt's tokens must be {IGNORED}"))
+        elif count != 1:
+            bad.append((i, f"subject {fact.subject!r} occurs {count} times in {text!r}, not once"))
+        first = max(text.find(fact.subject), 0)
+        spans = {"subject": (first, first + len(fact.subject))}
+        prompts.append(Prompt(text, spans, f"{fact.relation}/{fact.subject}/{i}", fact, special))
+    encodings = [] if bad else encode(prompts, tokenizer)
+    bad += [
+        (i, f"{encoding.prompt.text!r} tokenizes to other ids than the row's")
+        for i, encoding in enumerate(encodings)
+        if unpadded[i][0][: len(encoding.ids)] != encoding.ids
+    ]
+    if bad:
+        raise BadRowsError("rows cannot be read as questions about their fact", bad, len(rows), "fix these rows")
+    return [
+        Example(ids, labels, encoding.prompt, encoding.spans)
+        for encoding, (ids, labels) in zip(encodings, unpadded, strict=True)
+    ]
+
+
+def _unpadded(row: Mapping[str, Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids and labels of a row without padding."""
+    mask = [bool(kept) for kept in row.get("attention_mask", [1] * len(row["input_ids"]))]
+    ids, labels = (
+        tuple(int(value) for value, kept in zip(row[name], mask, strict=True) if kept)
+        for name in ("input_ids", "labels")
+    )
+    return ids, labels
+
+
+def _prompt_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> tuple[str, bool]:
+    """The text of a prompt's ids, and whether it contains special tokens that the tokenizer does not add by itself."""
+    text = str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False, skip_special_tokens=True))
+    if tuple(tokenizer(text, verbose=False)["input_ids"][: len(ids)]) == ids:
+        return text, False
+    return str(tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)), True  # a rendered chat
+
+
+def collate(examples: Sequence[Example], pad_id: int = 0) -> dict[str, Shaped[Tensor, "item ..."]]:
+    """Examples padded on the right to one length; padding has mask 0 and no loss, whatever `pad_id` is.
+
+    If all examples have their prompt, `query_index` [example] is the position of its last token and "span.ROLE"
+    [example, position] marks the tokens of each role that all of them have. "target.NAME" holds the targets that all of
+    them have: those of labelled tokens concatenated, [token, ...], the others [example, ...], padded if they have
+    positions.
+    """
+    length = max(len(example.ids) for example in examples)
+    ids = [[*example.ids, *[pad_id] * (length - len(example.ids))] for example in examples]
+    labels = [[*example.labels, *[IGNORED] * (length - len(example.labels))] for example in examples]
+    lengths = torch.tensor([len(example.ids) for example in examples])[:, None]
+    position_ids = torch.arange(length).expand(len(examples), length)
+    batch = {
+        "input_ids": torch.tensor(ids),
+        "attention_mask": (position_ids < lengths).long(),
+        "position_ids": position_ids.minimum(lengths - 1),
+        "labels": torch.tensor(labels),
+    }
+    if all(example.prompt is not None for example in examples):
+        batch[QUERY] = torch.tensor([example.query for example in examples])
+        for role in [role for role in examples[0].spans if all(role in example.spans for example in examples)]:
+            span = torch.zeros(len(examples), length, dtype=torch.bool)
+            for i, example in enumerate(examples):
+                span[i, list(example.spans[role])] = True
+            batch[SPAN + role] = span
+    for name in [name for name in examples[0].targets if all(name in example.targets for example in examples)]:
+        batch[TARGET + name] = _join_targets(name, [example.targets[name] for example in examples], length)
+    return batch
+
+
+def _join_targets(name: str, parts: Sequence[Tensor], length: int) -> Shaped[Tensor, "item ..."]:
+    """One target of all examples, by the suffix of its name."""
+    if name.endswith(TOKENS):
+        return torch.cat(list(parts))
+    if name.endswith(POSITIONS):
+        return torch.stack([pad(part, (0, length - part.shape[-1])) for part in parts])
+    return torch.stack(list(parts))
+
+
+def answer_logits(
+    model: HookedModel, examples: Sequence[Example], batch_size: int
+) -> Iterator[list[tuple[int, Float[Tensor, "token vocab"]]]]:
+    """The model's predictions of the labelled tokens of each example, with its index, a batch of examples at a time.
+
+    Batches are those of `tokens.batches`, in another order than the examples. The model is in evaluation mode. Raises
+    `BadRowsError` for examples longer than the model's positions, and `DataError` for a batch size below 1.
+    """
+    limit = model.max_positions or math.inf
+    long = [(i, f"{len(example.ids)} tokens") for i, example in enumerate(examples) if len(example.ids) > limit]
+    if long:
+        raise BadRowsError(
+            f"examples are longer than the model's {model.max_positions} positions", long, len(examples), "shorten them"
+        )
+    with evaluating(model.model):
+        for indices in batches(examples, batch_size, model.alike_from):
+            yield list(zip(indices, _labelled(model, [examples[i] for i in indices]), strict=True))
+
+
+@torch.no_grad()
+def _labelled(model: HookedModel, examples: Sequence[Example]) -> list[Float[Tensor, "token vocab"]]:
+    batch = {name: part.to(model.device) for name, part in collate(examples, model.pad_id).items() if name in INPUTS}
+    check_vocabulary(model.model, batch["input_ids"], model.name)
+    logits = model.model(**batch, use_cache=False).logits
+    positions = [(torch.tensor(example.labels) != IGNORED).nonzero()[:, 0] - 1 for example in examples]
+    return [logits[i, position.to(logits.device)].float() for i, position in enumerate(positions)]

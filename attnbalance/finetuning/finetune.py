@@ -1,0 +1,72 @@
+"""Finetuning a causal language model on a split's questions: all weights or LoRA, resumable, with early stopping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attnbalance.arguments import expects
+from attnbalance.errors import ModelError
+from attnbalance.files.outputs import as_folder
+from attnbalance.files.work import close_work, is_finished
+from attnbalance.finetuning.runs import KIND, Run, load_run
+from attnbalance.finetuning.settings import FinetuneSettings
+from attnbalance.finetuning.splits import Split
+from attnbalance.models.fingerprint import files_fingerprint
+
+DEFAULTS = FinetuneSettings()
+
+
+@expects(split=Split, settings=FinetuneSettings)
+def finetune(
+    model: str | Path,
+    split: Split,
+    out: str | Path,
+    settings: FinetuneSettings = DEFAULTS,
+    *,
+    progress: bool = False,
+) -> Run:
+    """Finetune a local model folder or Hub id on the answers to `split.train`; returns the run in the folder `out`.
+
+    AdamW at a constant learning rate, gradients clipped at norm 1; loss on the tokens of the answer only. At each
+    checkpoint the objective is measured on `split.validation`, and `out` itself is the best checkpoint. GPUs compute in
+    bfloat16 if they can.
+
+    A folder that is finished with the same settings is returned at once. A killed run is resumed; after an interrupt
+    its checkpoints so far are usable models (the error names the newest). Raises `ModelError` for a model that cannot
+    be loaded and a non-finite loss, `DataError` for facts or settings that cannot be used, `OutputError` for a folder
+    that holds something else.
+
+    Args:
+        model: A local model folder or Hub id.
+        split: The facts to train on, to validate on, and to keep for testing.
+        out: The folder of the run.
+        settings: How to train.
+        progress: Whether to draw a progress bar.
+    """
+    out, base = as_folder(out), _absolute(model)
+    config = {
+        "model": base,
+        "model_files": files_fingerprint(base),
+        "split": split.name,
+        "facts_sha256": {part: getattr(split, part).sha256 for part in ("train", "validation", "heldout")},
+        **settings.record(),
+    }
+    if not is_finished(out, KIND, config):
+        from attnbalance.finetuning.finetune_model import finetune_model  # takes torch
+
+        finetune_model(base, split, out, settings, config, progress=progress)
+    close_work(out)
+    return load_run(out)
+
+
+def _absolute(model: str | Path) -> str:
+    """A local folder as an absolute path, so that an adapter finds its base from anywhere; a Hub id as it is."""
+    try:
+        path = Path(model).expanduser()
+    except RuntimeError as error:  # ~ of an unknown user
+        raise ModelError(f"no model folder at {model}: {error}") from error
+    if not path.is_dir():
+        return str(model)
+    if (path / "adapter_config.json").is_file():
+        raise ModelError(f"{model} is an adapter; merge it into its base (peft's merge_and_unload) and finetune that")
+    return str(path.resolve())

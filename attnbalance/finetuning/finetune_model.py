@@ -1,0 +1,208 @@
+"""One finetuning from the loaded base to the finished folder: the part of `finetune` that takes torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel, set_seed
+
+from attnbalance.data.prompts import as_template
+from attnbalance.errors import DataError
+from attnbalance.files.outputs import MARKER, provenance, replacing, write_json, write_text
+from attnbalance.files.work import is_finished
+from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, written
+from attnbalance.finetuning.curriculum import order
+from attnbalance.finetuning.evaluation import SHORTCUT
+from attnbalance.finetuning.examples import Example, first_difference, make_examples
+from attnbalance.finetuning.loop import TrainingData, on_main_process_first, train, training_in
+from attnbalance.finetuning.objectives.parse import parse_objective
+from attnbalance.finetuning.parameters import FrozenWeights, add_lora, parse_parts, select_weights, train_only
+from attnbalance.finetuning.ranking import rank_facts
+from attnbalance.finetuning.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, TRAJECTORY, checkpoint_name
+from attnbalance.finetuning.settings import FinetuneSettings
+from attnbalance.finetuning.splits import Split
+from attnbalance.finetuning.training_log import base_completes, trajectory
+from attnbalance.models.fingerprint import fingerprint
+from attnbalance.models.forward import check_vocabulary
+from attnbalance.models.load import load_limits
+from attnbalance.models.load_base import load_base
+
+
+@dataclass(frozen=True)
+class _Trainable:
+    """A model ready to be trained."""
+
+    model: nn.Module
+    """The base, or the base with adapters."""
+    frozen: FrozenWeights
+    """Entries of partly trained weights that stay as they are."""
+    base_fingerprint: str
+    """The fingerprint of the base's weights."""
+    trained: str
+    """Which weights are trained, in words."""
+
+
+def finetune_model(
+    base: str,
+    split: Split,
+    out: Path,
+    settings: FinetuneSettings,
+    config: Mapping[str, Any],
+    *,
+    progress: bool,
+) -> None:
+    """Finetune, into the folder `out`; see `finetune`, which has checked that `out` is not finished.
+
+    Args:
+        base: A local model folder or Hub id.
+        split: The facts.
+        out: The folder of the run.
+        settings: How to train.
+        config: What identifies the run in its attnbalance.json.
+        progress: Whether to draw a progress bar.
+    """
+    objective = parse_objective(settings.objective)
+    parse_parts(settings.parts)
+    tokenizer, limit = load_limits(base)
+    template = as_template(settings.template)
+    examples = make_examples(split.train.facts, tokenizer, template)
+    validation = _with_shortcuts(make_examples(split.validation.facts, tokenizer, template), examples, split)
+    _check_lengths([*examples, *validation], limit, base)
+    data = TrainingData(_in_order(examples, split, settings), validation)
+    trainable = _trainable(base, settings, [*examples, *validation])
+    about = {
+        "config": config,
+        "base": base,
+        "base_fingerprint": trainable.base_fingerprint,
+        "trained": trainable.trained,
+        "objective": objective.text,
+        "learns_answers": objective.learns_answers,
+        **_about(split),
+        **provenance(),
+    }
+    with training_in(out, KIND, config) as work:
+        with _naming_newest_checkpoint(work):
+            log = train(
+                trainable.model,
+                tokenizer,
+                data,
+                work,
+                settings.schedule,
+                objective=objective,
+                frozen=trainable.frozen,
+                bar=f"finetuning {split.name}" if progress else None,
+            )
+        about["base_completes"] = base_completes(log)
+        on_main_process_first(lambda: _finish(work, out, split, about, trajectory(log)))
+
+
+def _in_order(examples: Sequence[Example], split: Split, settings: FinetuneSettings) -> list[Example]:
+    """The training examples of all steps, in the curriculum's order."""
+    schedule, shuffled = settings.schedule, settings.curriculum == "shuffled"
+    ranks = [0.0] * len(examples) if shuffled else rank_facts(split.train, "popularity")
+    indices = order(ranks, schedule.steps, schedule.batch_size, schedule.seed, settings.curriculum)
+    return [examples[i] for i in indices]
+
+
+def _with_shortcuts(validation: Sequence[Example], train: Sequence[Example], split: Split) -> list[Example]:
+    """The validation examples with what tells their answer from their relation's most frequent training answer."""
+    answers = {relation: accepted[0] for relation, accepted in split.train.most_frequent_answers().items()}
+    shortcuts = {
+        fact.relation: example
+        for fact, example in zip(split.train, train, strict=True)
+        if fact.answer == answers[fact.relation]
+    }
+    result = []
+    for fact, example in zip(split.validation, validation, strict=True):
+        known = fact.relation in shortcuts
+        label = first_difference(example, shortcuts[fact.relation]) if known else (-1, -1)
+        result.append(replace(example, targets={SHORTCUT: torch.tensor(label)}))
+    return result
+
+
+def _check_lengths(examples: Sequence[Example], limit: int | None, base: str) -> None:
+    longest = max(len(example.ids) for example in examples)
+    if limit is not None and longest > limit:
+        raise DataError(
+            f"a question with its answer takes {longest} tokens, but {base} has {limit} positions; shorten it"
+        )
+
+
+def _trainable(base: str, settings: FinetuneSettings, examples: Sequence[Example]) -> _Trainable:
+    """Load the base and let the chosen weights train, themselves or through adapters."""
+    model = load_base(base, settings.weights_dtype)
+    check_vocabulary(model, torch.tensor([max(example.ids) for example in examples]), base)
+    base_fingerprint = fingerprint(model)
+    _keep_token_ids_only(model)
+    set_seed(settings.seed)
+    chosen = select_weights(model, settings.parts)
+    if not settings.lora_rank:
+        return _Trainable(model, train_only(model, chosen), base_fingerprint, chosen.describe())
+    adapted, frozen = add_lora(model, chosen, settings.lora_rank, settings.alpha)
+    trained = f"{chosen.describe()}, through {frozen.trained(adapted):,} of LoRA adapters"
+    return _Trainable(adapted, frozen, base_fingerprint, trained)
+
+
+def _keep_token_ids_only(model: PreTrainedModel) -> None:
+    """Drop a model's sampling settings: transformers refuses to save some of them (Vicuna's)."""
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    model.generation_config = GenerationConfig(**{name: getattr(model.generation_config, name, None) for name in ids})
+
+
+@contextmanager
+def _naming_newest_checkpoint(work: Path) -> Iterator[None]:
+    """Let an interrupt name the newest checkpoint."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        done = checkpoints(work)
+        newest = (
+            f"the newest checkpoint, {done[max(done)]}, is a usable model" if done else "there is no checkpoint yet"
+        )
+        raise KeyboardInterrupt(newest) from interrupt
+
+
+def _finish(
+    work: Path, out: Path, split: Split, about: Mapping[str, Any], validations: Sequence[Mapping[str, Any]]
+) -> None:
+    """Turn the work folder into the run's folder, in one move.
+
+    Args:
+        work: The work folder, with its checkpoints.
+        out: The folder of the run.
+        split: The facts.
+        about: What attnbalance.json says.
+        validations: What was watched, by step.
+    """
+    if is_finished(out, KIND, about["config"]):  # by the main process
+        return
+    losses = {entry["step"]: entry["objective"] for entry in validations}
+    best, done = min(losses, key=lambda step: losses[step]), written(work, losses)
+    with replacing(out, work) as folder:
+        copy_for_users(done[best], folder)
+        for step, path in done.items():
+            target = folder / "checkpoints" / checkpoint_name(step)
+            copy_for_users(path, target, link=True)
+            write_json(target / MARKER, {"kind": CHECKPOINT_KIND, "step": step, **about})
+        for name, facts in ((TRAIN, split.train), (HELDOUT, split.heldout)):
+            lines = [json.dumps(fact.as_dict(), ensure_ascii=False) + "\n" for fact in facts]
+            write_text(folder / name, "".join(lines))
+        write_json(folder / TRAJECTORY, {"trajectory": list(validations)})
+        history = [[step, loss] for step, loss in losses.items()]
+        write_json(folder / MARKER, {"kind": KIND, "best_step": best, "validation_loss": history, **about})
+
+
+def _about(split: Split) -> dict[str, object]:
+    """What attnbalance.json says about a split."""
+    sizes = {part: len(getattr(split, part)) for part in ("train", "validation", "heldout")}
+    return {
+        "split": {"name": split.name, **sizes, "left_out": split.left_out},
+        "shortcuts": split.train.most_frequent_answers(),
+    }

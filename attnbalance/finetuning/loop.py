@@ -1,0 +1,170 @@
+"""The training loop that pretraining and finetuning share: Hugging Face's Trainer, resumable bit for bit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
+from transformers.trainer_callback import PrinterCallback
+
+from attnbalance.errors import AttnBalanceError, DataError, OutputError
+from attnbalance.files.outputs import writing
+from attnbalance.files.work import work_of, working
+from attnbalance.finetuning.callbacks import MarkComplete, ProgressBar, StopEarly
+from attnbalance.finetuning.checkpoints import checkpoints, drop_incomplete, set_damaged_aside
+from attnbalance.finetuning.completion import describe
+from attnbalance.finetuning.objectives.objective import Objective
+from attnbalance.finetuning.parameters import FrozenWeights
+from attnbalance.finetuning.schedule import Schedule
+from attnbalance.finetuning.trainer import ObjectiveTrainer
+from attnbalance.finetuning.training_log import stops, validation_losses
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a training reads."""
+
+    train: Sequence[Any]
+    """steps x batch_size items, read once, in this order: a step's data depends on its number alone."""
+    validation: Sequence[Any] | None = None
+    """Items whose loss is measured at each checkpoint; None: none is measured."""
+    collate: Callable[[Sequence[Any]], dict[str, Tensor]] | None = None
+    """Makes a batch of items; None: the items are examples, and are batched as such."""
+
+
+def train(
+    model: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
+    data: TrainingData,
+    work: Path,
+    schedule: Schedule,
+    *,
+    objective: str | Objective = "ce",
+    frozen: FrozenWeights | None = None,
+    bar: str | None = None,
+) -> list[dict[str, float]]:
+    """Train from the newest complete checkpoint in `work`, or from the beginning; return the log, by step.
+
+    Killed and called again, training ends with the same weights, bit for bit on a CPU. The result is in the checkpoints
+    of `work`. Raises `ModelError` for a non-finite loss or weight.
+
+    Args:
+        model: The model, whose parameters say which of them are trained.
+        tokenizer: Its tokenizer, saved with each checkpoint.
+        data: What training reads.
+        work: The folder of the checkpoints.
+        schedule: How long and how fast to train.
+        objective: What training minimizes (see `parse_objective`).
+        frozen: Entries of partly trained weights that stay as they are (see `train_only`).
+        bar: The name of a progress bar; None: no bar.
+    """
+    done = checkpoints(work)
+    last = done[max(done)] if done else None
+    if last is not None:
+        state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        if state.global_step >= schedule.steps or stops(validation_losses(state.log_history), schedule.patience):
+            return state.log_history
+    trainer = _Trainer(
+        model=model,
+        args=_arguments(work, schedule, data.validation is not None),
+        train_dataset=data.train,
+        eval_dataset=data.validation,
+        data_collator=data.collate,
+        processing_class=tokenizer,
+        callbacks=[MarkComplete(), StopEarly(schedule.patience)],
+        objective=objective,
+        frozen=frozen,
+        gradient_rank=schedule.gradient_rank,
+    )
+    trainer.remove_callback(PrinterCallback)
+    if bar is not None:
+        trainer.add_callback(ProgressBar(bar))
+        if trainer.base_completes:
+            tqdm.write(describe(trainer.base_completes, trainer.objective), file=sys.stderr)
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    return trainer.state.log_history
+
+
+@contextmanager
+def training_in(out: Path, kind: str, config: Mapping[str, Any]) -> Iterator[Path]:
+    """The work folder of a training, without incomplete checkpoints; the main process holds it (see `working`)."""
+    with ExitStack() as held:
+
+        def opened() -> Path:
+            if not PartialState().is_main_process:
+                return work_of(out)
+            return set_damaged_aside(drop_incomplete(held.enter_context(working(out, kind, config))))
+
+        work = on_main_process_first(opened)
+        try:
+            yield work
+        except AttnBalanceError:
+            if PartialState().is_main_process:
+                drop_incomplete(work)
+            raise
+
+
+def on_main_process_first(action: Callable[[], Result]) -> Result:
+    """Returns what `action` returns; under `accelerate launch` the other processes wait until the main one is done."""
+    with PartialState().main_process_first():
+        return action()
+
+
+def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArguments:
+    """Trainer's arguments; each device takes its share of a batch."""
+    devices = max(1, TrainingArguments(output_dir=str(work), report_to="none").world_size)
+    share, rest = divmod(schedule.batch_size, devices * schedule.accumulate)
+    if rest or not share:
+        raise DataError(
+            f"batch_size must be a multiple of the number of devices x accumulate, got {schedule.batch_size} for "
+            f"{devices} x {schedule.accumulate}"
+        )
+    return TrainingArguments(
+        output_dir=str(work),
+        max_steps=schedule.steps,
+        per_device_train_batch_size=share,
+        per_device_eval_batch_size=share,
+        gradient_accumulation_steps=schedule.accumulate,
+        learning_rate=schedule.learning_rate,
+        lr_scheduler_type="linear" if schedule.decay else "constant",
+        weight_decay=schedule.weight_decay,
+        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(),
+        train_sampling_strategy="sequential",
+        save_strategy="steps",
+        save_steps=schedule.checkpoint_every,
+        eval_strategy="steps" if validates else "no",
+        eval_steps=schedule.checkpoint_every,
+        logging_steps=schedule.checkpoint_every,
+        remove_unused_columns=False,
+        label_names=["labels"],
+        disable_tqdm=True,  # Trainer's own bar
+        ddp_find_unused_parameters=False,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        seed=schedule.seed,
+        report_to="none",
+    )
+
+
+class _Trainer(ObjectiveTrainer):
+    """Raises one kind of error for a checkpoint that cannot be written, whichever library wrote it."""
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        path = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"
+        try:
+            with writing(path):
+                super()._save_checkpoint(*args, **kwargs)
+        except RuntimeError as error:  # raised by torch's own writer
+            raise OutputError(
+                f"cannot write {path}: {error}; is the disk full? Make room and run the same command again to resume"
+            ) from error

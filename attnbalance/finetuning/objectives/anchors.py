@@ -1,0 +1,76 @@
+"""Terms that hold the model to the base model's attention rows and residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnbalance.data.tokens import batches, check_lengths, encode, pad
+from attnbalance.finetuning.examples import INPUTS, POSITIONS, Example
+from attnbalance.finetuning.objectives.base_model import FORMS, BaseModel
+from attnbalance.finetuning.objectives.forward_pass import ForwardPass
+from attnbalance.finetuning.objectives.objective import SUBJECT_ROWS, Needs, Targets, Term, TermKind
+from attnbalance.models.forward import evaluating, states_of_output
+from attnbalance.readings.attention import read_attention
+
+
+def row_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
+    """`row-anchor(FORM)`: squared distance of each head's row from the base model's, mean over layers and heads.
+
+    question: the whole row, on the same prompt. statement, few-shot: the subject's share of the row, the part that two
+    prompts have in common, against its value for the same fact in that form. It fixes where the model looks, not what
+    it finds there: with changed values the same row gives other answers.
+    """
+    if term.argument == "question":
+        base = forward.target(f"{term.key}{POSITIONS}")
+        return (forward.needed_rows - base).square().sum(-1).mean((-1, -2))
+    return (forward.share("subject") - forward.target(term.key)).square().mean((-1, -2))
+
+
+def make_rows(term: Term, examples: Sequence[Example], base: BaseModel) -> list[Targets]:
+    """The base's row for each example, or the subject's share of it."""
+    rows = read_attention(base.hooked, base.ask(str(term.argument), examples), batch_size=base.batch_size)
+    if term.argument != "question":
+        return [{term.key: share} for share in rows.to("subject", "sum").values]
+    lengths = [len(tokens) for tokens in rows.tokens]
+    return [
+        {f"{term.key}{POSITIONS}": row[..., :length].clone()} for row, length in zip(rows.values, lengths, strict=True)
+    ]
+
+
+def state_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
+    """`state-anchor(FORM)`: the last prompt token's residual stream against the base's at the last token of FORM.
+
+    Squared distance relative to the base's squared length, mean over layers: hint-based distillation (Romero et al.
+    2015), from another prompt instead of another model. Attention brings to the last token what is read there, so the
+    term asks attention to bring, layer by layer, what it brings in the form that the base knows. This says far more
+    about each fact than the answer does. Like `kl` it teaches what the base holds to be true, and nothing new.
+    """
+    base = forward.target(term.key).float()
+    distance = (forward.needed_states.float() - base).square().sum(-1)
+    return (distance / base.square().sum(-1).clamp(min=1e-6)).mean(-1)
+
+
+@torch.no_grad()
+def make_states(term: Term, examples: Sequence[Example], base: BaseModel) -> list[Targets]:
+    """The base's residual stream at the last token of each example's fact in the term's form."""
+    hooked = base.hooked
+    encodings = encode(base.ask(str(term.argument), examples), hooked.tokenizer)
+    check_lengths(encodings, hooked.max_positions)
+    targets: dict[int, Targets] = {}
+    with evaluating(hooked.model):
+        for indices in batches(encodings, base.batch_size, hooked.alike_from):
+            batch = pad([encodings[i] for i in indices], hooked.pad_id, "right")
+            inputs = {name: getattr(batch, name).to(hooked.device) for name in INPUTS}
+            inputs["attention_mask"] = inputs["attention_mask"].long()
+            outputs = hooked.model(**inputs, use_cache=False, output_hidden_states=True)
+            states = states_of_output(outputs, batch.query_index.to(hooked.device)).cpu()
+            targets |= {i: {term.key: state} for i, state in zip(indices, states, strict=True)}
+    return [targets[i] for i in range(len(examples))]
+
+
+ROW_ANCHOR = TermKind("row-anchor", row_anchor, SUBJECT_ROWS, make_rows, choices=FORMS)
+STATE_ANCHOR = TermKind("state-anchor", state_anchor, Needs(states=True), make_states, choices=FORMS)

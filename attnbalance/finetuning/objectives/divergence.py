@@ -1,0 +1,123 @@
+"""The term that holds the model to the base model's predictions: self-distillation."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import encode, encode_answers
+from attnbalance.errors import BadRowsError
+from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, answer_logits
+from attnbalance.finetuning.objectives.base_model import FORMS, BaseModel
+from attnbalance.finetuning.objectives.forward_pass import ForwardPass
+from attnbalance.finetuning.objectives.objective import Targets, Term, TermKind
+
+TOP = 1024
+"""The number of most probable tokens whose probability in the base is kept one by one."""
+
+
+def divergence(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
+    """`kl(FORM)`: KL divergence of the answer's tokens from the base model's prediction of them after FORM, nats.
+
+    Self-distillation in the sense of learning without forgetting (Li & Hoiem 2016), from the form in which the base
+    answers from its knowledge. The divergence is taken over the base's `TOP` most probable tokens and all others as
+    one, which is at most the whole divergence. Text of the label after the answer is held to the base as well; only
+    the special tokens at the end, which a statement does not have, are learned by cross-entropy. After a statement or
+    few shots a label must begin with an accepted answer; the form question takes any label. The term holds the model
+    to what the base says, mistakes included: facts that the base does not know are not learned.
+    """
+    ids, base = forward.target(f"{term.key} ids{TOKENS}").long(), forward.target(f"{term.key}{TOKENS}").float()
+    own = forward.logits.float().log_softmax(-1).gather(-1, ids)
+    inside = torch.where(base.isfinite(), base.exp() * (base - own), 0.0).sum(-1)
+    rest = (1 - base.exp().sum(-1)).clamp(min=0)
+    own_rest = (1 - own.exp().sum(-1)).clamp(min=1e-6)
+    return inside + torch.where(rest > 1e-6, rest * (rest.clamp(min=1e-6) / own_rest).log(), 0.0)
+
+
+def make_predictions(term: Term, examples: Sequence[Example], base: BaseModel) -> list[Targets]:
+    """The base's predictions of each example's label, asked in the term's form."""
+    tokenizer = base.hooked.tokenizer
+    labels = [[label for label in example.labels if label != IGNORED] for example in examples]
+    added = (i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+    special = {*tokenizer.all_special_ids, *added}
+    texts = [ids[: _text_length(ids, special, tokenizer)] for ids in labels]
+    prompts = base.ask(str(term.argument), examples)
+    asked = list(examples) if term.argument == "question" else _after(prompts, texts, examples, term, tokenizer)
+    targets = {  # one batch of logits at a time
+        i: _most_probable(term, logits[: len(texts[i])], labels[i])
+        for i, logits in itertools.chain.from_iterable(answer_logits(base.hooked, asked, base.batch_size))
+    }
+    return [targets[i] for i in range(len(examples))]
+
+
+def _text_length(labels: Sequence[int], special: Container[int], tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of labels before the special tokens that end an answer, with white space among them (in chats)."""
+    text = [i for i, label in enumerate(labels) if label not in special and str(tokenizer.decode([label])).strip()]
+    end = (i for i in range(text[-1] + 1 if text else 0, len(labels)) if labels[i] in special)
+    return next(end, len(labels))
+
+
+def _after(
+    prompts: Sequence[Prompt],
+    texts: Sequence[Sequence[int]],
+    examples: Sequence[Example],
+    term: Term,
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[Example]:
+    """The text of each example's label after a prompt in another form.
+
+    Args:
+        prompts: The examples' facts in the term's form.
+        texts: The labels of each example up to the special tokens that end it; they must begin with an accepted answer.
+        examples: The examples that the labels come from.
+        term: The term, for messages.
+        tokenizer: The tokenizer of prompts and labels.
+    """
+    decoded = [str(tokenizer.decode(list(text))).strip() for text in texts]
+    accepted = [
+        [answer for answer in prompt.fact.answers if label.casefold().startswith(answer.casefold())]
+        for prompt, label in zip(prompts, decoded, strict=True)
+    ]
+    named = [
+        max(answers, key=len, default=prompt.fact.answer) for answers, prompt in zip(accepted, prompts, strict=True)
+    ]
+    encodings = encode([_answered(prompt, answer) for prompt, answer in zip(prompts, named, strict=True)], tokenizer)
+    bad, asked = list[tuple[int, str]](), list[Example]()
+    for i, (encoding, answer) in enumerate(zip(encodings, encode_answers(encodings, tokenizer), strict=True)):
+        label = f"{decoded[i]!r} after {encoding.prompt.text[-40:]!r}"
+        if IGNORED in examples[i].labels[examples[i].query + 1 :][: len(texts[i])]:
+            bad.append((i, f"{label}: some labels between others are ignored"))
+        elif not accepted[i]:
+            bad.append((i, f"{label} does not begin with an accepted answer, such as {named[i]!r}"))
+        elif tuple(texts[i][: len(answer)]) != answer:
+            bad.append((i, f"{label} is {list(texts[i])}, and {named[i]!r} begins with {list(answer)} there"))
+        asked.append(Example((*encoding.ids, *texts[i]), (*([IGNORED] * len(encoding.ids)), *texts[i])))
+    if bad:
+        remedy = f"use another form ({term.name}(question) takes any label) or template, or fix these rows"
+        raise BadRowsError(f"labels cannot follow the form {term.argument}", bad, len(examples), remedy)
+    return asked
+
+
+def _answered(prompt: Prompt, answer: str) -> Prompt:
+    """A prompt whose fact has this answer alone."""
+    return replace(prompt, fact=replace(prompt.fact, answers=(answer,)))
+
+
+def _most_probable(term: Term, logits: Float[Tensor, "token vocab"], labels: Sequence[int]) -> Targets:
+    """The base's most probable tokens; for the special tokens that end the answer the labels themselves, certain."""
+    values, indices = (part.cpu() for part in logits.log_softmax(-1).topk(min(TOP, logits.shape[-1])))
+    end = torch.tensor(labels[len(logits) :], dtype=indices.dtype)
+    certain = torch.full((len(end), values.shape[-1]), -torch.inf)
+    certain[:, :1] = 0.0
+    ids = torch.cat([indices, end[:, None].expand(certain.shape)])
+    return {f"{term.key} ids{TOKENS}": ids.int(), f"{term.key}{TOKENS}": torch.cat([values, certain])}
+
+
+KL = TermKind("kl", divergence, make_targets=make_predictions, choices=FORMS, by_token=True)

@@ -1,0 +1,46 @@
+"""Adds the base model's numbers to examples: what an objective compares with, computed once, before training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attnbalance.finetuning.examples import Example
+from attnbalance.finetuning.objectives.base_model import BaseModel, without_adapters
+from attnbalance.finetuning.objectives.objective import Objective
+from attnbalance.models.hooked import HookedModel
+
+
+def add_targets(
+    examples: Sequence[Example],
+    objective: Objective,
+    base: HookedModel,
+    *,
+    batch_size: int = 64,
+    seed: int = 0,
+    among: Sequence[Example] = (),
+) -> list[Example]:
+    """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
+
+    Raises `DataError` for examples without prompts and for relations with too few facts for few shots, `BadRowsError`
+    for labels that cannot follow another form: the tokenizer splits the answer differently there, or they do not begin
+    with an accepted answer.
+
+    Args:
+        examples: What to add numbers to; examples must have prompts.
+        objective: The objective whose terms say which numbers.
+        base: The base model; its adapters are switched off meanwhile, so the model to be trained may be passed.
+        batch_size: Examples of one forward pass.
+        seed: Seed that draws the few shots, once for each relation.
+        among: The training examples, with their targets, if `examples` are others: these then take their few shots
+            from them, and the ranks of `weighted-ce(salience)` are among theirs.
+    """
+    makers = [(term, make) for term in objective.terms if (make := term.kind.make_targets) is not None]
+    if not makers:
+        return list(examples)
+    result, asked = list(examples), BaseModel(base, batch_size, seed, among)
+    with without_adapters(base.model):
+        for term, make in makers:
+            for i, targets in enumerate(make(term, examples, asked)):
+                result[i] = replace(result[i], targets={**result[i].targets, **targets})
+    return result

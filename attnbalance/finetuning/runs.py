@@ -1,0 +1,103 @@
+"""A finished finetuning run on disk: the best checkpoint, all others, the facts, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnbalance.data.facts import FactSet
+from attnbalance.data.sources.own_facts import load_own
+from attnbalance.errors import ModelError
+from attnbalance.files.outputs import MARKER, read_json
+
+KIND = "finetune"
+CHECKPOINT_KIND = "finetune checkpoint"
+TRAIN, HELDOUT, TRAJECTORY = "train.jsonl", "heldout.jsonl", "trajectory.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished finetuning run."""
+
+    path: Path
+    """Its folder, itself a model (or peft adapter): the best checkpoint."""
+    base: str
+    """The model that was finetuned."""
+    config: Mapping[str, object]
+    """What the run was made from: model, facts and settings."""
+    shortcuts: Mapping[str, tuple[str, ...]]
+    """Each relation's most frequent answer among the training facts, in all its accepted forms."""
+    validation_loss: Mapping[int, float]
+    """By step, the objective on the validation facts; for plain finetuning the mean negative log-likelihood of a token
+    of the answers, nats."""
+    best_step: int
+    """The step with the lowest validation loss."""
+    trained: str
+    """Which weights were trained, in words."""
+    base_completes: Mapping[str, float]
+    """The share of the training facts that the base completes, by form, if the objective teaches from the base (see
+    `completion_rates`)."""
+    learns_answers: bool
+    """Whether the facts' answers were learned; else only what the base says."""
+
+    @property
+    def checkpoints(self) -> dict[int, Path]:
+        """The folders of all checkpoints, by step."""
+        return {step: self.path / "checkpoints" / checkpoint_name(step) for step in self.validation_loss}
+
+    @property
+    def trajectory(self) -> list[dict[str, Any]]:
+        """What was watched on the validation facts, by step.
+
+        The objective, the answers' loss (nats a token), accuracy, shortcut rate, and subject attention by layer.
+        Accuracy: the share of answers whose every token is the most probable one after the right ones before it.
+        Shortcut rate: the share of wrong answers that continue with the relation's most frequent training answer where
+        it first differs from the right one. Subject attention: the largest probability of a subject's token, mean over
+        heads and facts.
+        """
+        return read_json(self.path / TRAJECTORY).get("trajectory", [])
+
+    @property
+    def heldout(self) -> FactSet:
+        """The facts about subjects that were not trained on."""
+        return load_own(self.path / HELDOUT)
+
+    @property
+    def train(self) -> FactSet:
+        """The facts that were trained on."""
+        return load_own(self.path / TRAIN)
+
+
+def load_run(path: str | Path) -> Run:
+    """The finished run in a folder; raises `ModelError` if there is none."""
+    path = Path(path)
+    marker = read_json(path / MARKER)
+    if marker.get("kind") != KIND:
+        held = (
+            f"the result of `{marker['kind']}`" if "kind" in marker else f"no {MARKER}" if path.is_dir() else "nothing"
+        )
+        raise ModelError(
+            f"expected a finished finetuning run at {path}, got {held}; name the folder that finetuning wrote"
+        )
+    return Run(
+        path=path,
+        base=marker["base"],
+        config=marker["config"],
+        shortcuts={relation: tuple(answers) for relation, answers in marker["shortcuts"].items()},
+        validation_loss={int(step): loss for step, loss in marker["validation_loss"]},
+        best_step=marker["best_step"],
+        trained=marker.get("trained", ""),
+        base_completes=marker.get("base_completes", {}),
+        learns_answers=marker.get("learns_answers", True),
+    )
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder name of the checkpoint after a number of steps.
+
+    >>> checkpoint_name(20)
+    'step-000020'
+    """
+    return f"step-{step:06d}"

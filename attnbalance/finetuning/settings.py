@@ -1,0 +1,127 @@
+"""The settings of a finetuning: one checked value, from the command line and study files to the training loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from attnbalance.data.prompts import Template, as_template
+from attnbalance.errors import DataError
+from attnbalance.finetuning.curriculum import changes_over_time, check_curriculum
+from attnbalance.finetuning.objectives.expression import parse_expression
+from attnbalance.finetuning.schedule import Schedule, check_count, check_rate
+
+HIGHEST_RANK = 65_536
+"""Largest rank of LoRA adapters. Few weight matrices have more rows and columns; a typing error would fill memory."""
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""The dtypes in which weights can be trained."""
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """How `finetune` trains. Raises `DataError` for values that no training could use.
+
+    Terms of the objective and parts of the weights are checked by name when training begins (`parse_objective`,
+    `parse_parts`): that takes torch, and a finished run is found without it.
+
+    >>> FinetuneSettings(objective="recommended").parts
+    'attention'
+    >>> FinetuneSettings(lora_rank=8).alpha
+    16
+    """
+
+    template: str | Template = "qa"
+    """How facts are asked: "qa", "plain", or a text with {question} or {subject}."""
+    steps: int = 200
+    """Optimizer steps at most."""
+    learning_rate: float = 3e-4
+    """Learning rate of AdamW, constant."""
+    batch_size: int = 128
+    """Facts of one optimizer step, over all devices."""
+    accumulate: int = 1
+    """Parts in which each device computes its share of a batch."""
+    weight_decay: float = 0.0
+    """Weight decay of AdamW."""
+    lora_rank: int = 0
+    """Rank of LoRA adapters (Hu et al. 2022); 0 trains the weights themselves."""
+    lora_alpha: float | None = None
+    """Adapters are scaled by lora_alpha / lora_rank; None: twice the rank."""
+    train: str | None = None
+    """Which weights learn (see `parse_parts`); None: "attention" where the objective names recommended, else "all"."""
+    objective: str = "ce"
+    """The loss, as an expression (see `parse_objective`)."""
+    curriculum: str = "shuffled"
+    """The order of the facts by their popularity (see `curriculum.order`)."""
+    gradient_rank: int | None = None
+    """Largest rank of each matrix's gradient (see `low_rank`); None: no limit."""
+    dtype: str | None = None
+    """Dtype of the weights; None: float32 where they are trained themselves, under LoRA the checkpoint's own."""
+    checkpoint_every: int = 20
+    """Steps between checkpoints, each with a validation."""
+    patience: int | None = 3
+    """Validations in a row without a new best objective after which training stops; None: never stop early."""
+    seed: int = 0
+    """Seed of everything random in training."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no training could use."""
+        for name in ("train", "curriculum", "dtype"):
+            text = getattr(self, name)
+            if not isinstance(text, str) and not (text is None and name in ("train", "dtype")):
+                raise DataError(f"`{name}` must be a text, got {text!r}")
+        as_template(self.template)
+        check_curriculum(self.curriculum)
+        parse_expression(self.objective)
+        check_count("lora_rank", self.lora_rank, 0)
+        if self.lora_rank > HIGHEST_RANK:
+            raise DataError(f"`lora_rank` must be at most {HIGHEST_RANK}, got {self.lora_rank}")
+        if self.lora_alpha is not None:
+            check_rate("lora_alpha", self.lora_alpha)
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise DataError(f"`dtype` must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {self.dtype!r}")
+        _ = self.schedule
+
+    @property
+    def parts(self) -> str:
+        """The weights that learn, with the default filled in."""
+        if self.train is not None:
+            return self.train
+        return "attention" if parse_expression(self.objective).names_recommended else "all"
+
+    @property
+    def alpha(self) -> float:
+        """The scale of LoRA adapters, with the default filled in."""
+        return 2 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def weights_dtype(self) -> str | None:
+        """The dtype that weights are loaded in; None: the checkpoint's own. Steps would be lost in 16 bits."""
+        return "float32" if self.dtype is None and not self.lora_rank else self.dtype
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of training. A curriculum that changes over time runs to its end: it is not stopped early."""
+        return Schedule(
+            steps=self.steps,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            checkpoint_every=self.checkpoint_every,
+            seed=self.seed,
+            weight_decay=self.weight_decay,
+            accumulate=self.accumulate,
+            patience=None if changes_over_time(self.curriculum) else self.patience,
+            gradient_rank=self.gradient_rank,
+        )
+
+    def record(self) -> dict[str, object]:
+        """The settings as a run's attnbalance.json holds them: by name, with defaults that depend on others filled in.
+
+        >>> FinetuneSettings(template="{subject} is", steps=5).record()["template"]
+        '{subject} is'
+        """
+        filled: dict[str, object] = {
+            "template": as_template(self.template).text,
+            "lora_alpha": self.alpha if self.lora_rank else None,
+            "train": self.parts,
+        }
+        return {field.name: filled.get(field.name, getattr(self, field.name)) for field in fields(self)}

@@ -1,0 +1,158 @@
+"""Splits of facts for finetuning: by popularity, without a subject shared by training and held-out facts."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from attnbalance.arguments import expects
+from attnbalance.data.facts import Fact, FactSet
+from attnbalance.errors import DataError
+
+SPLITS = ("top", "bottom", "random", "whole", "controlled-top", "controlled-bottom")
+CONTROLLED_RELATIONS = ("country", "sport", "occupation")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Facts to train on, to validate on and to test on; no subject is in two of these parts."""
+
+    name: str
+    """The kind of split, and what is unusual about it."""
+    train: FactSet
+    """Facts to train on."""
+    validation: FactSet
+    """Facts to validate on, drawn from the same half."""
+    heldout: FactSet
+    """Facts to test on."""
+    left_out: int
+    """The number of facts in no part, e.g. the other half of the training facts."""
+
+
+@expects(facts=FactSet, name=str)
+def split_facts(
+    facts: FactSet,
+    name: str,
+    *,
+    heldout: float = 0.5,
+    validation: float = 0.1,
+    seed: int = 0,
+    scores: Sequence[float] | None = None,
+    share: float = 0.5,
+    train_relations: Collection[str] | None = None,
+) -> Split:
+    """Draw a split of one of the kinds of `SPLITS`; every kind has the same held-out subjects for the same seed.
+
+    Some subjects are held out first. Of the facts about the others, "top" and "bottom" are the more and the less
+    popular half (Ghosal et al. 2024, section 5.2: over all relations together), "random" a random half, "whole" all.
+    Some of the half's subjects then become the validation part.
+
+    "controlled-top" and "controlled-bottom" are PopQA-Controlled (section 5.1): of the relations country, sport and
+    occupation, train only on facts whose answer is the relation's most frequent one, halved by popularity within each
+    relation; the held-out facts are those that do not accept that answer. No subjects are held out first, but a
+    training fact whose subject is also held out is left out. The paper names the three answers USA, soccer and actor;
+    here they are counted, and in the public file the most frequent occupation is "politician".
+
+    Raises `DataError` for an unknown kind, shares outside (0, 1), missing popularity, and an empty part.
+
+    Args:
+        facts: The facts to split.
+        name: One of `SPLITS`.
+        heldout: The share of the subjects that is held out.
+        validation: The share of the half's subjects that early stopping uses.
+        seed: Seed of all draws.
+        scores: One for each fact, instead of popularity (see `rank_facts`).
+        share: The share of a "half": 0.3 gives the top or bottom 30% (Figure 5).
+        train_relations: The relations to train and validate on; None: all. The held-out facts keep all, and show what
+            finetuning does to questions whose phrasing it did not cover (Xu & Chen 2025).
+    """
+    if name not in SPLITS:
+        raise DataError(f"no split {name!r}; there are {', '.join(SPLITS)}")
+    if not (0 < heldout < 1 and 0 < validation < 1 and 0 < share < 1):
+        raise DataError(
+            "`heldout`, `validation` and `share` must be shares between 0 and 1, got "
+            f"{heldout}, {validation} and {share}"
+        )
+    if name == "whole" and share != 0.5:
+        raise DataError(f"split whole takes all facts; use `share` {share:g} with top, bottom or random")
+    if scores is not None and (len(scores) != len(facts) or not all(map(math.isfinite, scores))):
+        raise DataError(f"`scores` must be one finite number for each fact, got {len(scores)} for {len(facts)} facts")
+    if name not in ("random", "whole") and scores is None:
+        _need_popularity(facts, name)
+    ranks = dict(
+        zip(map(id, facts), scores if scores is not None else [f.popularity or 0.0 for f in facts], strict=True)
+    )
+    if name.startswith("controlled-"):
+        pool, test = _controlled(facts)
+        pool = pool if train_relations is None else pool.of_relations(train_relations)
+        halves = [_half(pool.of_relations([relation]).facts, name, seed, ranks, share) for relation in pool.relations]
+        chosen_set = replace(pool, facts=tuple(fact for half in halves for fact in half))
+    else:
+        test, pool = _by_subject(facts, heldout, seed)
+        pool = pool if train_relations is None else pool.of_relations(train_relations)
+        chosen_set = replace(pool, facts=_half(pool.facts, name, seed, ranks, share))
+    held_in, train = _by_subject(chosen_set, validation, seed + 1)
+    split = Split(
+        _called(name, share, train_relations), train, held_in, test, len(facts) - len(train) - len(held_in) - len(test)
+    )
+    for part in ("train", "validation", "heldout"):
+        if not len(getattr(split, part)):
+            raise DataError(
+                f"the {part} part of split {name!r} of {len(facts)} facts is empty; use more facts or other shares"
+            )
+    return split
+
+
+def _called(name: str, share: float, relations: Collection[str] | None) -> str:
+    """The split's name, with what is unusual about it."""
+    part = "" if share == 0.5 or name == "whole" else f" {100 * share:g}%"
+    return f"{name}{part}" + ("" if relations is None else f" of {', '.join(sorted(relations))}")
+
+
+def _need_popularity(facts: FactSet, name: str) -> None:
+    unknown = [fact for fact in facts if fact.popularity is None]
+    if unknown:
+        raise DataError(
+            f"split {name!r} sorts by popularity, but {len(unknown)} of {len(facts)} facts have none "
+            f"(first: {unknown[0].subject!r}); add a popularity column or use random or whole"
+        )
+
+
+def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactSet]:
+    """The facts of a random share of the subjects, and the rest."""
+    subjects = sorted({fact.subject for fact in facts})
+    random.Random(seed).shuffle(subjects)  # noqa: S311
+    apart = set(subjects[: max(1, round(share * len(subjects)))])
+    return facts.where(lambda fact: fact.subject in apart), facts.where(lambda fact: fact.subject not in apart)
+
+
+def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float], share: float) -> tuple[Fact, ...]:
+    """The half (or other share) of the facts that the split is named after; ties in rank are broken by random subject.
+
+    Shares of at most a half of top and of bottom have no fact in common; of an odd number, top has the middle one.
+    """
+    if name == "whole":
+        return tuple(facts)
+    subjects = sorted({fact.subject for fact in facts})
+    random.Random(seed + 2).shuffle(subjects)  # noqa: S311
+    order = {subject: position for position, subject in enumerate(subjects)}
+
+    def rank(i: int) -> tuple[float, int]:
+        return 0.0 if name == "random" else -ranks[id(facts[i])], order[facts[i].subject]
+
+    ranked, last = sorted(range(len(facts)), key=rank), name.endswith("bottom")
+    exact = round(share * len(facts), 9)  # 0.07 * 100 is a little more than 7
+    size = math.floor(exact) if last else math.ceil(exact)
+    half = ranked[len(facts) - size :] if last else ranked[:size]
+    return tuple(facts[i] for i in sorted(half))
+
+
+def _controlled(facts: FactSet) -> tuple[FactSet, FactSet]:
+    """Facts whose answer is their relation's most frequent one, and facts that do not accept that answer."""
+    three = facts.of_relations(CONTROLLED_RELATIONS)
+    top = {relation: answers[0] for relation, answers in three.most_frequent_answers().items()}
+    test = three.where(lambda fact: top[fact.relation] not in fact.answers)
+    tested = {fact.subject for fact in test}
+    return three.where(lambda fact: fact.answer == top[fact.relation] and fact.subject not in tested), test

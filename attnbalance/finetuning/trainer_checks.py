@@ -1,0 +1,163 @@
+"""Checks of a trainer: settings that examples or an objective would silently ignore are refused by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from transformers import (
+    DataCollatorForSeq2Seq,
+    DataCollatorWithPadding,
+    DefaultDataCollator,
+    PreTrainedModel,
+    Trainer,
+    default_data_collator,
+)
+
+from attnbalance.errors import ModelError
+from attnbalance.finetuning.objectives.expression import RECOMMENDED
+from attnbalance.finetuning.objectives.objective import Objective
+from attnbalance.finetuning.parameters import FrozenWeights
+from attnbalance.models.forward import base_of
+
+LOSS = {"label_smoothing_factor": (0.0,), "loss_type": ("nll",)}
+"""Settings that change a trainer's own loss, with the values that leave it unchanged."""
+
+DATA = {
+    "packing": (False,),
+    "eval_packing": (None, False),
+    "padding_free": (False,),
+    "pad_to_multiple_of": (None,),
+    "shuffle_dataset": (False,),
+    "completion_only_loss": (None, True),
+    "train_sampling_strategy": ("random", "sequential"),
+}
+"""Settings that change data sets and batches, with the values that leave examples unchanged."""
+
+PADDERS = (DataCollatorForSeq2Seq, DataCollatorWithPadding, DefaultDataCollator)
+"""Collators that may be passed with examples: they only pad, as `collate` does instead."""
+
+METRICS = {"batch_eval_metrics": (False,), "eval_do_concat_batches": (True,)}
+"""Settings that change how metrics are computed, with the values under which watching works."""
+
+
+def own_loss(trainer: Trainer) -> list[str]:
+    """The settings under which a trainer's own loss is not the cross-entropy of the labels."""
+    return _other(trainer.args, LOSS) + (["compute_loss_func"] if trainer.compute_loss_func is not None else [])
+
+
+def check_loss(trainer: Trainer, objective: Objective) -> None:
+    """Raise `ModelError` for settings of the loss that an objective other than plain cross-entropy would ignore."""
+    if objective.plain:
+        return
+    base, ignored = base_of(trainer.model), own_loss(trainer)  # pyright: ignore[reportArgumentType]
+    ignored += ["a loss_function of the model's own"] if getattr(base, "_loss_function", None) is not None else []
+    ignored += ["the model's z_loss_coefficient"] if getattr(base, "z_loss_coefficient", 0) else []
+    if trainer.args.world_size > 1 and not trainer.args.average_tokens_across_devices:
+        ignored += ["average_tokens_across_devices=False"]
+    if trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size() > 1:
+        ignored += ["tensor, context or sequence parallelism"]
+    _refuse(f"objective {objective.text!r}", ignored, "leave them out, or train on the objective 'ce'")
+
+
+def check_data(trainer: Trainer, collator: object, longest: int) -> None:
+    """Raise `ModelError` for settings of data and batches; `longest` is the number of tokens of the longest example."""
+    ignored = _other(trainer.args, DATA)
+    pads = collator in (None, default_data_collator) or type(collator) in PADDERS
+    ignored += [] if pads else [f"data_collator={type(collator).__name__}"]
+    ignored += ["dispatch_batches=True"] if getattr(trainer.args.accelerator_config, "dispatch_batches", None) else []
+    limit = getattr(trainer.args, "max_length", None)
+    ignored += [f"max_length={limit} (an example has {longest} tokens)"] if limit and longest > limit else []
+    _refuse("training on examples, which are used unchanged,", ignored, "leave them out")
+
+
+def check_metrics(trainer: Trainer) -> None:
+    """Raise `ModelError` for settings under which evaluations cannot be watched."""
+    ignored = _other(trainer.args, METRICS)
+    ignored += ["preprocess_logits_for_metrics"] if trainer.preprocess_logits_for_metrics is not None else []
+    _refuse("watching evaluations", ignored, "leave them out, or pass your own compute_metrics")
+
+
+def check_optimizer(trainer: Trainer) -> None:
+    """Raise `ModelError` for optimizers that step inside the backward pass, before a gradient can be changed."""
+    name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    if "lomo" in name or "layerwise" in name:
+        raise ModelError(
+            f"optim={name} takes its step inside the backward pass, where project, weight-anchor, a gradient rank and "
+            "partly trained weights cannot act; choose another optimizer"
+        )
+
+
+def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, partly: bool) -> None:
+    """Raise `ModelError` for ways of training in which part of what is asked for would silently not happen.
+
+    `rules`: whether gradients are changed; `partly`: whether some weights are trained in part.
+    """
+    if not objective.plain and trainer.args.n_gpu > 1:
+        raise ModelError("several GPUs in one process are not supported: start with `accelerate launch`")
+    if rules and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.args.fp16):
+        raise ModelError(
+            "project, weight-anchor and a gradient rank need whole gradients that are not scaled: "
+            "use DDP instead of FSDP or DeepSpeed, and bf16 instead of fp16"
+        )
+    if rules or partly:
+        check_optimizer(trainer)
+    if partly and trainer.is_deepspeed_enabled:
+        raise ModelError("parts of fused weights cannot be trained under DeepSpeed; use DDP or FSDP2")
+    if trainer.model_init is not None and (rules or not objective.plain):
+        raise ModelError("an objective needs one model: pass model=, not model_init=")
+
+
+def warn_of_all_weights(trainer: Trainer, objective: Objective, frozen: FrozenWeights | None) -> None:
+    """Warn if the recommended terms, meant for the attention weights, train all weights, and nobody asked for that."""
+    model: Module = trainer.model  # pyright: ignore[reportAssignmentType]
+    asked = frozen is not None
+    if objective.text == RECOMMENDED and not asked and all(parameter.requires_grad for parameter in model.parameters()):
+        warnings.warn(
+            f"objective {RECOMMENDED!r} (recommended) is meant for the attention weights, but all weights are trained; "
+            "add an adapter on the attention, or pass frozen=train_only(model, select_weights(model, 'attention'))",
+            stacklevel=3,
+        )
+
+
+def router_coefficient(trainer: Trainer) -> float:
+    """The factor of the router's balancing loss of a mixture of experts, in the forward pass with labels.
+
+    The factor of trl's trainers, if there is one, takes precedence. 0 if the model does not ask for that loss
+    (`output_router_logits`). Raises `ModelError` if it does and its factor is unknown.
+    """
+    base: PreTrainedModel = base_of(trainer.model)  # pyright: ignore[reportArgumentType]
+    if not getattr(base.config.get_text_config(), "output_router_logits", False):
+        return 0.0
+    sources: tuple[tuple[Any, str], ...] = (
+        (trainer, "router_aux_loss_coef"),
+        (base, "router_aux_loss_coef"),
+        (base, "aux_loss_coef"),  # JetMoE
+    )
+    known = [value for source, name in sources if (value := getattr(source, name, None)) is not None]
+    if not known:
+        raise ModelError(
+            f"{type(base).__name__} has output_router_logits=True, but not router_aux_loss_coef: its router's "
+            "balancing loss cannot be added to the objective; set output_router_logits=False to train without it"
+        )
+    return float(known[0])
+
+
+def router_loss(outputs: Any, coefficient: float) -> Tensor | float:
+    """The router's balancing loss of a forward pass, times its coefficient; 0 if the model gives none."""
+    loss = getattr(outputs, "aux_loss", None)
+    return 0.0 if loss is None or not coefficient else coefficient * loss
+
+
+def _other(args: Any, right: Mapping[str, tuple[object, ...]]) -> list[str]:
+    """The settings whose value is not among the right ones; settings that a trainer does not have are right."""
+    values = {name: getattr(args, name, allowed[0]) for name, allowed in right.items()}
+    return [f"{name}={value}" for name, value in values.items() if value not in right[name]]
+
+
+def _refuse(what: str, ignored: list[str], remedy: str) -> None:
+    if ignored:
+        raise ModelError(f"{what} would ignore {', '.join(ignored)}; {remedy}")

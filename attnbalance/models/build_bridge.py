@@ -1,0 +1,50 @@
+"""TransformerBridges made quietly from models in memory, with one kind of error for families that cannot be."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.nn import Module
+
+from attnbalance.errors import ModelError
+from attnbalance.models.forward import base_of
+from attnbalance.models.hooked import HookedModel
+
+
+def build_bridge(model: HookedModel, twin: Module) -> Any:
+    """The TransformerBridge of `twin`, a copy of a model, without the notices that TransformerLens prints and logs.
+
+    Raises `ModelError` for a model that has layers without attention.
+    """
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
+
+    config = copy.deepcopy(twin.config)
+    config.dtype = twin.config.dtype = next(twin.parameters()).dtype  # pyright: ignore
+    logging.getLogger("transformer_lens").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # attention is computed step by step: the hooks need its patterns
+        config._attn_implementation = twin.config._attn_implementation = "eager"  # pyright: ignore
+        bridge = build_bridge_from_module(twin, type(twin).__name__, hf_config=config, tokenizer=None)
+    if tuple(range(len(bridge.blocks))) != model.layers:
+        raise ModelError(f"{model.name} has layers without attention: its layers cannot be taken apart into heads")
+    return bridge
+
+
+@contextmanager
+def refusing(model: HookedModel) -> Iterator[None]:
+    """Turns what TransformerLens raises for a family that it does not know into a `ModelError`."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{model.name} ({type(base_of(model.model)).__name__}) cannot be taken apart by TransformerLens: "
+            f"{type(error).__name__}: {str(error)[:200]}"
+        ) from error

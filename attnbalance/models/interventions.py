@@ -1,0 +1,165 @@
+"""Edits of the last query's attention row while a model runs: a span's keys boosted, rows taken from another model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from numbers import Real
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnbalance.arguments import expects
+from attnbalance.data.tokens import PromptBatch
+from attnbalance.errors import DataError, ModelError
+from attnbalance.models.forward import base_of, editing
+from attnbalance.models.hooked import HookedModel
+
+RowEdit = Callable[[int, Tensor], Tensor]
+"""Layer number and the model's own row [prompt, head, position] (float32) -> the row to use instead."""
+
+Edit = Callable[[PromptBatch], RowEdit]
+"""A batch of prompts -> what to do with its rows."""
+
+Span = Callable[[PromptBatch], Bool[Tensor, "prompt position"]]
+"""A batch of prompts -> the tokens that an edit is about."""
+
+LARGEST = 1e30
+"""The largest factor on attention: above this, float32 overflows."""
+
+
+@contextmanager
+def edited(model: HookedModel, row_edit: RowEdit) -> Iterator[None]:
+    """The model with the row of the last query of each whole prompt put through `row_edit`, in every layer.
+
+    Prompts must be padded on the left, so that their last token is the last position. In generation only the prompt's
+    last token is edited; its cached keys and values keep the effect, and generated tokens attend normally. Everything
+    else runs on the model's usual attention. If a layer calls its attention twice with one row (DiffLlama), both calls
+    are edited. Raises `ModelError` for a model read through eager attention, and for one whose layers cannot be told
+    apart by their numbers.
+    """
+    if model.kernel != "sdpa":
+        raise ModelError(f"{model.name} is outside transformers' attention interface: its rows can be read, not edited")
+    if not model.editable:
+        raise ModelError(
+            f"{model.name} runs several attentions under one layer number: its rows can be read, not edited, since the "
+            "number does not say which of them is meant"
+        )
+    model.check_implementation()
+    with editing(base_of(model.model), row_edit):
+        yield
+
+
+def tokens_of(role: str = "subject") -> Span:
+    """The tokens of one role, as the prompts mark them."""
+
+    def span(batch: PromptBatch) -> Bool[Tensor, "prompt position"]:
+        if role not in batch.spans or not bool(batch.spans[role].any(dim=1).all()):
+            raise DataError(f"not every prompt has a span {role!r}; there are {', '.join(batch.spans)}")
+        return batch.spans[role]
+
+    return span
+
+
+def random_tokens(seed: int = 0) -> Span:
+    """A control: as many neighbouring tokens as the subject has, at random among those that are not the subject's.
+
+    If no gap is as long, tokens that are not neighbours; if too few are left, all of them. The first token (which many
+    heads attend to by default) and the last (the query) are taken only if there are no others. The choice depends on
+    the seed and the prompt alone.
+    """
+
+    def span(batch: PromptBatch) -> Bool[Tensor, "prompt position"]:
+        chosen = torch.zeros_like(batch.spans["subject"])
+        for i, prompt in enumerate(batch.prompts):
+            positions = (batch.attention_mask[i] != 0).nonzero().flatten().tolist()
+            subject = set(batch.spans["subject"][i].nonzero().flatten().tolist())
+            inner = [position for position in positions[1:-1] if position not in subject]
+            free = inner or [position for position in positions if position not in subject] or positions[:1]
+            size = min(len(subject), len(free))
+            runs = [free[j : j + size] for j in range(len(free) - size + 1) if free[j + size - 1] - free[j] == size - 1]
+            draw = random.Random(f"{seed} {prompt.prompt_id}")  # noqa: S311
+            chosen[i, draw.choice(runs) if runs else draw.sample(free, size)] = True
+        return chosen
+
+    return span
+
+
+@expects(alpha=Real)
+def boost_attention(alpha: float, span: Span | None = None, heads: Mapping[int, Sequence[int]] | None = None) -> Edit:
+    """Add log(alpha) to the scores of a span's keys (default: the subject's) at the last query.
+
+    `heads` names the heads to edit by layer number; by default all of all layers. alpha 1 changes nothing, to the last
+    bit. Since softmax(z + log w) is row * w over its sum, the row alone is enough, and a head's attention sink keeps
+    its part: row * w / (sum of row * w + 1 - sum of row). Differentiable. Raises `DataError` for an alpha out of
+    bounds, and for heads that a layer does not have.
+    """
+    if not 0 < alpha <= LARGEST:
+        raise DataError(f"alpha must be > 0 and at most {LARGEST:.0e}, got {alpha}")
+    tokens = span or tokens_of()
+
+    def edit(batch: PromptBatch) -> RowEdit:
+        inside = tokens(batch)
+
+        def boosted(layer: int, row: Tensor) -> Tensor:
+            if heads is not None and layer not in heads:
+                return row
+            edited_keys = inside.to(row.device)[:, None, :].expand(row.shape)
+            if heads is not None:
+                if not set(heads[layer]) <= set(range(row.shape[1])):
+                    raise DataError(f"layer {layer} has heads 0 to {row.shape[1] - 1}, got {list(heads[layer])}")
+                named = torch.zeros(row.shape[1], dtype=torch.bool, device=row.device)
+                named[list(heads[layer])] = True
+                edited_keys = edited_keys & named[None, :, None]
+            weighted = torch.where(edited_keys, row * alpha, row)
+            # no difference of two nearly equal numbers, as 1 + (alpha - 1) would be
+            return weighted / (weighted.sum(-1, keepdim=True) + (1 - row.sum(-1, keepdim=True)))
+
+        return boosted
+
+    return edit
+
+
+@expects(source=HookedModel)
+def patch_rows(source: HookedModel, heads: Mapping[int, Sequence[int] | None] | None = None) -> Edit:
+    """Use the rows that another model of the same shape gives for the same prompts (attention patching).
+
+    `heads` names the layer numbers to edit and their heads (None: all of the layer's); by default all of all layers. A
+    model's own rows change nothing, to the last bit. Raises `DataError` for a layer that the source lacks, `ModelError`
+    for a source with other layers, heads or vocabulary.
+    """
+    unknown = sorted(set(heads or ()) - set(source.layers))
+    if unknown:
+        raise DataError(f"{source.name} has no attention layer {unknown[0]}")
+
+    def edit(batch: PromptBatch) -> RowEdit:
+        with torch.no_grad():
+            return rows_of(source, source.rows(batch), heads)
+
+    return edit
+
+
+def rows_of(
+    source: HookedModel,
+    rows: Float[Tensor, "prompt layer head position"],
+    heads: Mapping[int, Sequence[int] | None] | None = None,
+) -> RowEdit:
+    """`patch_rows` for one batch whose rows the source has already given."""
+    index = {layer: i for i, layer in enumerate(source.layers)}
+
+    def transplanted(layer: int, row: Tensor) -> Tensor:
+        if heads is not None and layer not in heads:
+            return row
+        if layer not in index or rows.shape[2] != row.shape[1]:
+            raise ModelError(f"{source.name} has no layer {layer} of {row.shape[1]} heads to take rows from")
+        other = rows[:, index[layer]].to(row.device, row.dtype)
+        chosen = None if heads is None else heads[layer]
+        if chosen is None:
+            return other
+        result = row.clone()
+        result[:, list(chosen)] = other[:, list(chosen)]
+        return result
+
+    return transplanted

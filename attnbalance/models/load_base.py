@@ -1,0 +1,120 @@
+"""Base models from a folder or the Hub: safetensors only, with errors that say what is wrong and what to do."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from attnbalance.errors import ModelError
+from attnbalance.files.outputs import read_json
+from attnbalance.models.config import load_config
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The dtypes that a model may be loaded in."""
+
+LOAD_ERRORS = (Exception,)
+"""What transformers, tokenizers and peft raise for files that they cannot load: for damaged ones, any kind."""
+
+LARGEST_WEIGHT = 1e18
+"""Above this, squares in norms and products of weights overflow float32 (3.4e38)."""
+
+
+def load_base(
+    path: str,
+    dtype: str | torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+) -> PreTrainedModel:
+    """The causal language model of a folder or Hub id, as transformers loads it, from safetensors alone.
+
+    `dtype` defaults to the checkpoint's. Raises `ModelError` for a folder without a config or with pickled weights
+    only, for weights that are damaged, missing or of another shape, and for an encoder-decoder model.
+    """
+    _check_folder(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore
+                path,
+                config=load_config(path, trust_remote_code),
+                dtype="auto" if dtype is None else dtype_of(dtype),
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                device_map=device_map,
+            )
+    except ModelError:
+        raise
+    except LOAD_ERRORS as error:
+        raise ModelError(f"cannot load model {path}: {brief(error)}") from error
+    missing = sorted(report["missing_keys"])
+    if missing or report["mismatched_keys"]:
+        names = missing or sorted(str(key) for key in report["mismatched_keys"])
+        raise ModelError(
+            f"{path}: {len(names)} weights are missing or have another shape than config.json says, first {names[0]}"
+        )
+    _check_quantisation(model, path)
+    _check_weights(model, path)
+    return model
+
+
+def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
+    """A dtype by its name or itself; raises `ModelError` unless it is among `DTYPES`.
+
+    >>> dtype_of("bfloat16")
+    torch.bfloat16
+    """
+    known = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if known not in DTYPES:
+        raise ModelError(f"`dtype` must be float32, bfloat16, float16 or float64, got {dtype!r}")
+    return known
+
+
+def brief(error: BaseException) -> str:
+    """The kind of an error that another library raised and the beginning of its message, on one line.
+
+    >>> brief(ValueError("bad header"))
+    'ValueError: bad header'
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300] or 'no message'}"
+
+
+def _check_folder(path: str) -> None:
+    """Raise `ModelError` for a folder that holds no decoder-only model in safetensors; a Hub id passes."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{path} holds no config.json: not a Hugging Face model folder")
+    if read_json(folder / "config.json").get("is_encoder_decoder"):
+        raise ModelError(f"{path} is an encoder-decoder model; only decoder-only causal language models can be read")
+    if not any(folder.glob("*.safetensors")):
+        pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
+        held = f"only pickled weights ({pickles[0]}), which can run code when read" if pickles else "no weights"
+        raise ModelError(f"{path} holds {held}; save it with save_pretrained(..., safe_serialization=True)")
+
+
+def _check_quantisation(model: PreTrainedModel, path: str) -> None:
+    """Refuse a quantisation that transformers does not know, and would ignore with no more than a log line."""
+    config = getattr(model.config, "quantization_config", None)
+    if config is not None and getattr(model, "hf_quantizer", None) is None:
+        method = config.get("quant_method") if isinstance(config, dict) else config
+        raise ModelError(
+            f"{path}: transformers does not know the quantisation {method!r} that config.json names; save the model "
+            "with one that it knows, or without quantization_config"
+        )
+
+
+def _check_weights(model: PreTrainedModel, path: str) -> None:
+    """Refuse weights that are not finite, or so large that what is computed from them would not be."""
+    for name, parameter in model.named_parameters():
+        if not parameter.is_meta and parameter.numel() and parameter.dtype in DTYPES:
+            low, high = (float(end) for end in torch.aminmax(parameter.detach()))
+            if not max(-low, high) <= LARGEST_WEIGHT:
+                raise ModelError(
+                    f"{path}: weights of {name} must be finite and at most {LARGEST_WEIGHT:.0e}, got {low:g} to "
+                    f"{high:g}; the checkpoint is damaged"
+                )

@@ -1,0 +1,51 @@
+"""Models with their adapters merged: what transformers and peft models compute as plain weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch.nn import Module
+from transformers import PreTrainedModel
+
+from attnbalance.errors import ModelError
+from attnbalance.models.forward import base_of
+from attnbalance.models.hooked import HookedModel
+
+
+def merged(model: HookedModel) -> Module:
+    """A copy of the transformers model as it computes now; the user's object stays as it is.
+
+    Adapters (peft's, or those that transformers itself holds) are merged in float32, and left out if they are
+    switched off. Raises `ModelError` for an adapter that peft cannot merge (such as LoRA biases on layers without).
+    """
+    twin: Any = copy.deepcopy(model.model)
+    try:
+        if not hasattr(twin, "merge_and_unload"):
+            return _without_own_adapters(twin)
+        if not twin.get_model_status().enabled:
+            return twin.unload()
+        return twin.float().merge_and_unload()  # in 16 bits most of a small adapter would be rounded away
+    except Exception as error:
+        raise ModelError(
+            f"the adapter of {model.name} cannot be merged into its base, so its weights cannot be taken apart: "
+            f"{type(error).__name__}: {str(error)[:200]}"
+        ) from error
+
+
+def merged_base(model: HookedModel) -> PreTrainedModel:
+    """The transformers model with adapters merged: the model itself if it has none, otherwise a copy."""
+    base = base_of(model.model)
+    return base if base is model.model else base_of(merged(model))
+
+
+def _without_own_adapters(twin: Any) -> Module:
+    """The model with the adapters that transformers itself put into it merged, or left out if switched off."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for name, layer in list(twin.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            if not layer.disable_adapters:
+                layer.float().merge()  # pyright: ignore[reportAttributeAccessIssue]
+            twin.set_submodule(name, layer.get_base_layer())
+    return twin

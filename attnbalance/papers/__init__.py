@@ -1,0 +1,1 @@
+"""`reproduce`: the figures of three papers, one file for each."""

@@ -1,0 +1,220 @@
+"""The page about reproduced figures: what each paper claims, what is seen here, and what is not."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnbalance.files.outputs import provenance, replacing, write_json, write_text
+from attnbalance.papers.figure import NOT_SEEN, REVERSED, SEEN, CellResult, Claim, Panel, PaperFigure
+from attnbalance.report.figures import label_style, legend, make_axes, save
+from attnbalance.report.page import render, svg
+from attnbalance.report.wording import listed
+from attnbalance.statistics.intervals import Interval, finite
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
+COLUMNS = 3
+"""Panels in a row, unless they make up a square, or whole rows of four."""
+FEW = 6
+"""Most values of a logarithmic axis that each have a tick."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A figure's panels and claims, computed from all results."""
+
+    panels: Sequence[Panel]
+    claims: Sequence[Claim]
+
+
+def write_figure(figure: PaperFigure, results: Sequence[CellResult], out: Path, scale: str) -> Done:
+    """Compute a figure from its results and write NAME.json (every number drawn or judged) and NAME.png."""
+    done = Done(figure.panels(results), figure.claims(results))
+    about = {"name": figure.name, "source": figure.source, "about": figure.about, "scale": scale}
+    content = {
+        "sentence": sentence(done.claims),
+        "claims": [claim_as_dict(claim) for claim in done.claims],
+        "panels": [panel_as_dict(panel) for panel in done.panels],
+    }
+    write_json(out / f"{figure.name}.json", about | content | provenance())
+    with replacing(out / f"{figure.name}.png") as path:
+        save(draw_panels(done.panels), path, format="png", dpi=150)
+    return done
+
+
+def write_page(
+    figures: Sequence[PaperFigure],
+    done: Mapping[str, Done],
+    refused: Mapping[str, str],
+    out: Path,
+    about: Mapping[str, Any],
+) -> None:
+    """Write report.html: the claims of all figures first, then each figure, then how they were made.
+
+    figures: those in the folder.
+    done: panels and claims by name.
+    refused: why a figure was not run, by name.
+    out: the folder.
+    about: scale, seeds, seconds and command.
+    """
+    sections = [
+        {
+            "name": figure.name,
+            "source": figure.source,
+            "about": figure.about,
+            "refused": refused.get(figure.name),
+            "drawing": svg(draw_panels(done[figure.name].panels), figure.source) if figure.name in done else None,
+            "claims": [_row(claim) for claim in done[figure.name].claims] if figure.name in done else [],
+        }
+        for figure in figures
+    ]
+    content: dict[str, Any] = {
+        "title": "Three papers, reproduced",
+        "headline": headline(done, refused),
+        "sections": sections,
+    }
+    verdicts = {"seen": SEEN, "not_seen": NOT_SEEN, "reversed": REVERSED}
+    write_text(out / "report.html", render("papers/page.html", content | verdicts | dict(about) | provenance()))
+
+
+def headline(done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
+    """How many claims are seen, not seen and reversed, and which figures could not be run."""
+    counts = Counter(claim.verdict for figure in done.values() for claim in figure.claims)
+    total = sum(counts.values())
+    text = f"Of {total} claims {counts[SEEN]} are seen, {counts[NOT_SEEN]} not seen, {counts[REVERSED]} reversed."
+    return text + (f" Not run: {listed(sorted(refused))}." if refused else "")
+
+
+def answer_of(figures: Sequence[PaperFigure], done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
+    """The verdict on each claim of some figures, one line for each."""
+    lines = [headline({figure.name: done[figure.name] for figure in figures if figure.name in done}, refused)]
+    for figure in figures:
+        lines.append(f"\n{figure.name} ({figure.source})")
+        if figure.name not in done:
+            lines.append(f"  not run: {refused[figure.name]}")
+            continue
+        lines += [f"  {claim.verdict:8}  {claim.says}: {number(claim)}" for claim in done[figure.name].claims]
+    return "\n".join(lines)
+
+
+def sentence(claims: Sequence[Claim]) -> str:
+    """One sentence that says which claims are seen, which not, and which come out reversed, with their numbers."""
+    parts = []
+    for verdict in (SEEN, NOT_SEEN, REVERSED):
+        said = [f"{claim.says} ({number(claim)})" for claim in claims if claim.verdict == verdict]
+        if said:
+            parts.append(f"{verdict}: {'; '.join(said)}")
+    return ". ".join(parts) + "."
+
+
+def number(claim: Claim) -> str:
+    """The number that a claim is judged by, with its interval and unit."""
+    return f"{claim.measured} {interval(claim.interval)}" + (f", margin {claim.margin:g}" if claim.margin else "")
+
+
+def interval(mean: Interval) -> str:
+    """A mean with its interval, three digits each."""
+    bounds = "" if math.isnan(mean.low) else f" [{mean.low:+.3g}, {mean.high:+.3g}]"
+    return f"{mean.mean:+.3g}{bounds}"
+
+
+def claim_as_dict(claim: Claim) -> dict[str, Any]:
+    """A claim as JSON."""
+    content = {"says": claim.says, "measured": claim.measured, "verdict": claim.verdict, "margin": claim.margin}
+    return content | {"interval": claim.interval.as_dict(), "by seed": [finite(value) for value in claim.values]}
+
+
+def panel_as_dict(panel: Panel) -> dict[str, Any]:
+    """A panel as JSON: for each line its x values and intervals."""
+    lines = [{"label": s.label, "x": list(s.x), "y": [y.as_dict() for y in s.y]} for s in panel.series]
+    return {"title": panel.title, "x": panel.x_label, "y": panel.y_label, "series": lines}
+
+
+def draw_panels(panels: Sequence[Panel]) -> Drawing:
+    """Panels in rows of two to four: lines with bands for x values that are numbers, points for words."""
+    columns = 2 if len(panels) == 4 else 4 if len(panels) % 4 == 0 else min(COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    labels = list(dict.fromkeys(series.label for panel in panels for series in panel.series))
+    fullest = max(panels, key=lambda panel: len(panel.series))
+    with make_axes(columns, 3.2 * rows + 0.4, rows=rows, share=False) as (drawing, axes):
+        for ax, panel in zip(axes, panels, strict=False):
+            _draw(ax, panel, labels)
+        for ax in axes[len(panels) :]:
+            ax.set_visible(False)
+        _level(axes, panels, columns)
+        if len(fullest.series) == len(labels) > 1:
+            legend(drawing, axes[panels.index(fullest)].get_legend_handles_labels()[0])
+        elif len(labels) > 1:
+            for ax, panel in zip(axes, panels, strict=False):
+                if len(panel.series) > 1:
+                    ax.legend(fontsize=7.5)
+    return drawing
+
+
+def _level(axes: Sequence[Axes], panels: Sequence[Panel], columns: int) -> None:
+    """Give the panels of a row the same limits where their y axes say the same."""
+    for first in range(0, len(panels), columns):
+        row = range(first, min(first + columns, len(panels)))
+        if len({panels[i].y_label for i in row}) == 1:
+            limits = [axes[i].get_ylim() for i in row]
+            for i in row:
+                axes[i].set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def _draw(ax: Axes, panel: Panel, labels: Sequence[str]) -> None:
+    """One panel; a label has the same look in all panels of a figure."""
+    words = any(isinstance(x, str) for s in panel.series for x in s.x)
+    names = list(dict.fromkeys(str(x) for s in panel.series for x in s.x))
+    for i, series in enumerate(panel.series):
+        colour, marker = label_style(labels.index(series.label))
+        mean, low, high = (np.array([getattr(y, end) for y in series.y]) for end in ("mean", "low", "high"))
+        if words:
+            shift = 0.5 * ((i + 0.5) / len(panel.series) - 0.5)
+            x = np.array([names.index(str(name)) for name in series.x]) + shift
+            bars = np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
+            ax.errorbar(
+                x, mean, yerr=bars, color=colour, marker=marker, linestyle="none", capsize=2, label=series.label
+            )
+        else:
+            x = np.array(series.x, dtype=float)
+            ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+            few = marker if len(x) <= 12 else None
+            ax.plot(x, mean, color=colour, marker=few, markersize=4, label=series.label)
+    if words:
+        turned = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if max(map(len, names)) > 8 else {}
+        ax.set_xticks(range(len(names)), names, fontsize=8, **turned)
+        ax.set_xlim(-0.5, len(names) - 0.5)
+    elif panel.log:
+        _log_axis(ax, [float(name) for name in names])
+    ax.set_title(panel.title, fontsize=9)
+    ax.set_xlabel(panel.x_label, fontsize=8.5)
+    ax.set_ylabel(panel.y_label, fontsize=8.5)
+    ax.tick_params(labelsize=8)
+
+
+def _log_axis(ax: Axes, values: Sequence[float]) -> None:
+    """A logarithmic x axis, linear from 0 to 1 if 0 is among its values; few values have a tick each."""
+    if min(values) > 0:
+        ax.set_xscale("log")
+    else:
+        ax.set_xscale("symlog", linthresh=1)
+        ax.set_xlim(left=0)
+    if len(values) <= FEW:
+        ax.set_xticks(values)
+    ax.set_xticks([], minor=True)
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _row(claim: Claim) -> dict[str, Any]:
+    margin = f" (margin {claim.margin:g})" if claim.margin else ""
+    content = {"says": claim.says, "measured": claim.measured + margin, "verdict": claim.verdict}
+    return content | {"interval": interval(claim.interval), "seeds": len(claim.values)}

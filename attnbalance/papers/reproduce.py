@@ -1,0 +1,239 @@
+"""Reproducing figures: each piece of work saved in its own file, run in parallel, and one page about them all."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError, OutputError
+from attnbalance.files.outputs import as_folder, provenance, read_json, write_json
+from attnbalance.files.result_folder import ResultFolder
+from attnbalance.papers.figure import Cell, CellResult, PaperFigure
+
+KIND = "reproduction"
+SCALES = ("small", "paper")
+MOST_SEEDS = 1000
+"""The list of all work is made before any of it is done; intervals need some ten."""
+
+
+def figures() -> dict[str, PaperFigure]:
+    """All figures by name, in the order of the report."""
+    from attnbalance.papers import directors, ghosal_fig2, ghosal_fig6, goyal, xu_chen
+
+    every = (*ghosal_fig2.FIGURES, *ghosal_fig6.FIGURES, *xu_chen.FIGURES, *directors.FIGURES, *goyal.FIGURES)
+    return {figure.name: figure for figure in every}
+
+
+def reproduce(
+    names: Sequence[str],
+    out: str | Path,
+    *,
+    scale: str = "small",
+    seeds: int = 5,
+    facts: str = "popqa",
+    workers: int = 1,
+    command: str | None = None,
+    progress: bool = False,
+) -> str:
+    """Reproduce figures, or "all", into the folder `out`; returns the verdict on each of their claims as text.
+
+    Work that is done is not done again, so a killed run goes on, and figures share what they have in common. Writes
+    cells/*.json as they are done and, for each figure, NAME.json and NAME.png; then report.html, about these and all
+    other figures whose work for these seeds is in the folder. `workers` processes work in parallel; a script that asks
+    for more than one must guard its own code with `if __name__ == "__main__":`. With more than one name, a figure whose
+    data cannot be loaded is reported as not run; alone it raises. Raises `DataError` for unknown
+    names and scales and for too few seeds, `OutputError` for a folder that holds something else, `ModelError` for work
+    that cannot be completed.
+    """
+    from attnbalance.papers.page import answer_of, write_figure, write_page
+
+    chosen, out = _chosen(names), as_folder(out)
+    if scale not in SCALES or not 2 <= seeds <= MOST_SEEDS or workers < 1:
+        raise DataError(
+            f"`scale` must be {' or '.join(SCALES)}, `seeds` at least 2 for intervals and at most {MOST_SEEDS:,}, "
+            f"`workers` at least 1; got {scale!r}, {seeds} and {workers}"
+        )
+    with ResultFolder(out, KIND, {"scale": scale}).working_in_place():
+        work = {figure.name: figure.cells(scale, range(seeds), facts) for figure in figures().values()}
+        asked = {figure.name: work[figure.name] for figure in chosen}
+        _refuse_others(_distinct(asked), out)
+        refused = _run(asked, out, workers, progress)
+        if refused and len(chosen) == 1:
+            raise refused[chosen[0].name]
+        known = {name: figure for name, figure in figures().items() if all(_found(out, cell) for cell in work[name])}
+        done = {}
+        for name, figure in known.items():
+            results = [CellResult(cell.settings, _found(out, cell)["values"]) for cell in work[name]]
+            done[name] = write_figure(figure, results, out, scale)
+        refusals = {name: str(error) for name, error in refused.items()}
+        seconds = sum(_found(out, cell)["seconds"] for cell in _distinct({name: work[name] for name in known}).values())
+        shown = [figure for name, figure in figures().items() if name in known or name in refusals]
+        write_page(shown, done, refusals, out, {"scale": scale, "seeds": seeds, "seconds": seconds, "command": command})
+        return answer_of(chosen, done, refusals)
+
+
+def usual_workers() -> int:
+    """One process for each GPU, or for each CPU core up to four."""
+    import torch
+
+    return torch.cuda.device_count() or min(4, os.cpu_count() or 1)
+
+
+def run_cell(figure: str, cell: Cell, out: Path) -> None:
+    """Do one piece of work and write its file, whole or not at all; raises `ModelError` for numbers not finite."""
+    began = time.perf_counter()
+    values = figures()[figure].run(cell.settings)
+    about = {"settings": dict(cell.settings), "values": values, "seconds": time.perf_counter() - began}
+    try:
+        json.dumps(values, allow_nan=False)
+    except ValueError as error:
+        raise ModelError(f"{cell.name} gave numbers that are not finite ({error})") from error
+    write_json(_file(out, cell), about | provenance())
+
+
+def _chosen(names: Sequence[str]) -> list[PaperFigure]:
+    known = figures()
+    unknown = [name for name in names if name not in (*known, "all")]
+    if unknown or not names:
+        raise DataError(f"no figure {unknown[0] if unknown else ''!r}; there are all, {', '.join(known)}")
+    return [figure for figure in known.values() if "all" in names or figure.name in names]
+
+
+def _file(out: Path, cell: Cell) -> Path:
+    return out / "cells" / f"{cell.name}.json"
+
+
+def _distinct(work: Mapping[str, Sequence[Cell]]) -> dict[str, Cell]:
+    return {cell.name: cell for cells in work.values() for cell in cells}
+
+
+def _run(work: Mapping[str, Sequence[Cell]], out: Path, workers: int, progress: bool) -> dict[str, AttnBalanceError]:
+    """Do what is not done yet; returns the figures that could not be, with why."""
+    from tqdm import tqdm
+
+    cells = _distinct(work)
+    owner = {cell.name: name for name, cells in reversed(list(work.items())) for cell in cells}
+    left = [cell for cell in cells.values() if not _found(out, cell)]
+    refused: dict[str, AttnBalanceError] = {}
+
+    def wanted(cell: Cell) -> bool:
+        return any(cell in cells for name, cells in work.items() if name not in refused)
+
+    with tqdm(total=len(cells), initial=len(cells) - len(left), unit="fit", disable=not progress) as bar:
+        jobs = ((owner[cell.name], cell) for cell in left if wanted(cell))
+        for cell, error in _finished(jobs, out, min(workers, len(left))):
+            bar.set_description(owner[cell.name])
+            bar.update()
+            if error is not None:
+                refused |= {name: error for name, cells in work.items() if cell in cells}
+    return refused
+
+
+def _finished(
+    jobs: Iterator[tuple[str, Cell]], out: Path, workers: int
+) -> Iterator[tuple[Cell, AttnBalanceError | None]]:
+    """The cells as they are done, with what a user can put right about those that could not be."""
+    if workers <= 1:
+        for figure, cell in jobs:
+            yield cell, _tried(figure, cell, out)
+        return
+    with _pool(workers) as pool:
+        waiting: dict[Future, Cell] = {}
+        for figure, cell in jobs:
+            waiting[pool.submit(_tried, figure, cell, out)] = cell
+            if len(waiting) == workers:  # no more than can begin at once, so that an interrupt ends all that has begun
+                yield from _first(waiting)
+        while waiting:
+            yield from _first(waiting)
+
+
+def _tried(figure: str, cell: Cell, out: Path) -> AttnBalanceError | None:
+    try:
+        run_cell(figure, cell, out)
+    except BadRowsError as error:
+        return DataError(str(error))  # which a process can hand back
+    except AttnBalanceError as error:
+        return error
+    except Exception as error:
+        error.add_note(f"while working on {cell.name}, for {figure}")
+        raise
+    return None
+
+
+def _first(waiting: dict[Future, Cell]) -> Iterator[tuple[Cell, AttnBalanceError | None]]:
+    """Wait for at least one of the futures and take out those that are done."""
+    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+        cell = waiting.pop(future)
+        try:
+            yield cell, future.result()
+        except BrokenProcessPool as error:
+            raise ModelError(
+                f"a process ended while it worked on {cell.name}: out of memory? Use `workers=1`. (A script that asks "
+                'for workers must guard its own code with `if __name__ == "__main__":`)'
+            ) from error
+
+
+@contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that share the cores and GPUs; on an error or interrupt they end at once."""
+    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    numbers = context.SimpleQueue()
+    for number in range(workers):
+        numbers.put(number)
+    pool = ProcessPoolExecutor(workers, context, _settle, (numbers, workers))
+    try:
+        yield pool
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _settle(numbers: Any, workers: int) -> None:
+    """Give a new process its share of the cores, and a GPU; it ends when its parent does."""
+    import torch
+
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    number = numbers.get()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(number % torch.cuda.device_count())
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _found(out: Path, cell: Cell) -> dict[str, Any]:
+    """What a cell's file holds; empty if there is none, or one of other settings."""
+    saved = read_json(_file(out, cell))
+    return saved if saved.get("settings") == dict(cell.settings) else {}
+
+
+def _refuse_others(cells: Mapping[str, Cell], out: Path) -> None:
+    """Raise `OutputError` where cells were done with other settings, or by another version of this package."""
+    version = provenance()["versions"]["attnbalance"]  # pyright: ignore[reportIndexIssue]
+    stale = []
+    for cell in cells.values():
+        saved = read_json(_file(out, cell))
+        if saved and (saved.get("settings") != dict(cell.settings) or saved["versions"]["attnbalance"] != version):
+            stale.append(f"{cell.name}.json")
+    if stale:
+        raise OutputError(
+            f"{len(stale)} files in {out / 'cells'} are of other settings or another version (first: {stale[0]}); name "
+            "a new folder, or remove that one"
+        )

@@ -1,0 +1,261 @@
+"""Figures of Xu & Chen (2025): accuracy on facts that finetuning did not revisit, against K, beta, M and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from attnbalance.papers import architectures
+from attnbalance.papers.extraction import curve_name, run
+from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, best_elsewhere, by_seed
+from attnbalance.statistics.intervals import Interval, seed_interval
+
+MODELS = ("one-layer", "GPT-2")
+
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {
+        "multiplicity": (1, 2, 4),
+        "share": (0.05, 0.2, 0.5),
+        "universe": (16, 64, 128),
+        "centre": {"multiplicity": 2, "share": 0.2, "universe": 64},
+        "data": {"pairs": 60, "frequent": 0.8, "spared": 0.5},
+        "harder": {"pairs": 150, "multiplicity": 1},
+        "one-layer": {
+            "neurons": 8,
+            "rates": [0.6, 0.3, 0.15],
+            "stage_steps": [50, 500, 250],
+            "tuning_rate": 0.03,
+            "tuning_steps": 500,
+        },
+        "GPT-2": {
+            "layers": 2,
+            "d_model": 64,
+            "heads": 4,
+            "rate": 2e-3,
+            "steps": 300,
+            "tuning_rate": 5e-4,
+            "tuning_steps": 60,
+        },
+        "long": {"one-layer": 4000, "GPT-2": 400},
+    },
+    "paper": {
+        "multiplicity": (1, 2, 4, 8, 16),
+        "share": (0.05, 0.1, 0.2, 0.5),
+        "universe": (16, 64, 128, 256),
+        "centre": {"multiplicity": 2, "share": 0.2, "universe": 64},
+        "data": {"pairs": 200, "frequent": 0.8, "spared": 0.5},
+        "harder": {"pairs": 500, "multiplicity": 1},
+        "one-layer": {
+            "neurons": 20,
+            "rates": [1.0, 0.5, 0.25],
+            "stage_steps": [150, 2000, 1000],
+            "tuning_rate": 0.03,
+            "tuning_steps": 2000,
+        },
+        "GPT-2": {
+            "layers": 12,
+            "d_model": 768,
+            "heads": 12,
+            "rate": 1e-4,
+            "steps": 2000,
+            "tuning_rate": 1e-5,
+            "tuning_steps": 2000,
+        },
+        "long": {"one-layer": 20000, "GPT-2": 5000},
+    },
+}
+"""The text that this follows lost the paper's numbers, but for GPT-2's layers and heads and 2000 finetuning steps.
+
+"harder" is what GPT-2's second sweep of M has of its own.
+"""
+
+SWEPT = {"multiplicity": "multiplicity K", "share": "finetuning share beta", "universe": "universal phrases M"}
+
+
+def _cell(scale: str, model: str, seed: int, **more: Any) -> Cell:
+    sizes = SIZES[scale]
+    settings = sizes["data"] | sizes[model] | {"model": model, "seed": seed} | more
+    parts = [] if settings["pairs"] == sizes["data"]["pairs"] else [f"N{settings['pairs']}"]
+    parts += [f"K{settings['multiplicity']}", f"M{settings['universe']}", f"steps{settings['tuning_steps']}"]
+    parts += ["beta" + "-".join(f"{share:g}" for share in settings["shares"])]
+    parts += ["-".join(settings["ranks"]).replace(" ", "")]
+    return Cell(f"xu-chen-{scale}-{model}-{'-'.join(parts)}-{seed}", settings)
+
+
+def figure_2_cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Cell]:
+    """A piece of work for each model, K, M and seed on the two sweeps; each finetunes on every share.
+
+    Then GPT-2's second sweep of M, which finetunes on the centre's share alone.
+    """
+    sizes = SIZES[scale]
+    centre = {name: sizes["centre"][name] for name in ("multiplicity", "universe")}
+    worlds = [centre | {name: value} for name in centre for value in sizes[name]]
+    unique = list({tuple(world.items()): world for world in worlds}.values())
+    more = {"shares": list(sizes["share"]), "ranks": ["full"]}
+    cells = [_cell(scale, model, seed, **world, **more) for model in MODELS for world in unique for seed in seeds]
+    again = sizes["harder"] | {"shares": [sizes["centre"]["share"]], "ranks": ["full"]}
+    return cells + [_cell(scale, "GPT-2", seed, universe=M, **again) for M in sizes["universe"] for seed in seeds]
+
+
+def steps_cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Cell]:
+    """A piece of work for each model and seed at the centre of the sweeps, finetuned for long."""
+    sizes, cells = SIZES[scale], []
+    world = {name: sizes["centre"][name] for name in ("multiplicity", "universe")}
+    for model in MODELS:
+        ranks = ["full", "rank 1"] if model == "one-layer" else ["full"]
+        more = {"shares": [sizes["centre"]["share"]], "ranks": ranks, "tuning_steps": sizes["long"][model]}
+        cells += [_cell(scale, model, seed, **world, **more) for seed in seeds]
+    return cells
+
+
+def _best(result: CellResult, share: float, part: str = "test") -> float:
+    """Accuracy at the step of finetuning at which the test questions together go best."""
+    curve = result.values[curve_name(share)]
+    return curve[part][max(range(len(curve["test"])), key=lambda k: curve["test"][k])]
+
+
+def _scale(results: Sequence[CellResult]) -> dict[str, Any]:
+    """The sizes that the results were made with."""
+    pairs = {result.settings["pairs"] for result in results}
+    return next(sizes for sizes in SIZES.values() if sizes["data"]["pairs"] in pairs)
+
+
+def _swept(
+    results: Sequence[CellResult], model: str, name: str, value: float | int, part: str = "test"
+) -> tuple[float, ...]:
+    """Accuracy for each seed where one of K, beta and M has this value and the others are those of the centre."""
+    sizes = _scale(results)
+    where = sizes["centre"] | {"pairs": sizes["data"]["pairs"], name: value}
+    share = where.pop("share")
+    return by_seed(results, lambda result: _best(result, share, part), model=model, **where)
+
+
+def _harder(results: Sequence[CellResult], universe: int, part: str = "test") -> tuple[float, ...]:
+    """Accuracy of GPT-2 for each seed where M has this value on its second sweep."""
+    sizes = _scale(results)
+    where = sizes["harder"] | {"universe": universe}
+    return by_seed(results, lambda result: _best(result, sizes["centre"]["share"], part), model="GPT-2", **where)
+
+
+def _lines(label: str, x_values: Sequence[float], value: Callable[[Any, str], Sequence[float]]) -> list[Series]:
+    """Accuracy at each x, for the test questions together and for frequent and rare pairs apart."""
+    numbers = tuple(float(x) for x in x_values)
+    return [
+        Series(label + suffix, numbers, tuple(seed_interval(value(x, part)) for x in x_values))
+        for part, suffix in (("test", ""), ("frequent", ", frequent"), ("rare", ", rare"))
+    ]
+
+
+def figure_2_panels(results: Sequence[CellResult]) -> list[Panel]:
+    """Accuracy against K, beta and M: all questions that are not finetuned, and frequent and rare pairs apart."""
+    sizes, drawn = _scale(results), []
+    for name, label in SWEPT.items():
+        series: list[Series] = []
+        for model in MODELS:
+            swept = partial(_swept, results, model, name)
+            series += _lines(model, sizes[name], swept)
+        drawn.append(Panel(f"Accuracy against {label}", label, "accuracy", tuple(series), log=True))
+    again, label = sizes["harder"], SWEPT["universe"]
+    title = f"Accuracy against {label}, K = {again['multiplicity']}, {again['pairs']} pairs"
+    lines = _lines("GPT-2", sizes["universe"], partial(_harder, results))
+    return [*drawn, Panel(title, label, "accuracy", tuple(lines), log=True)]
+
+
+def figure_2_claims(results: Sequence[CellResult]) -> list[Claim]:
+    """Three trends for each model, one of them twice: accuracy at one end of a sweep minus that at the other."""
+    sizes, found = _scale(results), []
+
+    def trend(says: str, name: str, swept: Callable[[Any], Sequence[float]]) -> Claim:
+        low, high = (swept(sizes[name][end]) for end in (0, -1))
+        values = tuple((a - b) if name == "universe" else (b - a) for a, b in zip(low, high, strict=True))
+        return Claim(says, f"difference between {sizes[name][0]:g} and {sizes[name][-1]:g}", values)
+
+    for model in MODELS:
+        for name, label in SWEPT.items():
+            verb = "falls" if name == "universe" else "rises"
+            says = f"{model}: accuracy on pairs not finetuned {verb} with {label}"
+            found.append(trend(says, name, partial(_swept, results, model, name)))
+    again = sizes["harder"]
+    says = f"{found[-1].says}, where K = {again['multiplicity']} and pairs are {again['pairs']}"
+    return [*found, trend(says, "universe", partial(_harder, results))]
+
+
+def _curves(results: Sequence[CellResult]) -> dict[str, list[Mapping[str, Any]]]:
+    """The accuracies along finetuning of each kind of it, seed by seed."""
+    share, found = _scale(results)["centre"]["share"], {}
+    for result in sorted(results, key=lambda result: result.settings["seed"]):
+        for rank in result.settings["ranks"]:
+            found.setdefault(f"{result.settings['model']}, {rank}", []).append(result.values[curve_name(share, rank)])
+    return found
+
+
+def lost_by_the_end(curves: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """For each seed, accuracy at the step that is best over the other seeds, minus that at the end."""
+    rows = [curve["test"] for curve in curves]
+    return tuple(row[k] - row[-1] for row, k in zip(rows, best_elsewhere(rows), strict=True))
+
+
+def steps_panels(results: Sequence[CellResult]) -> list[Panel]:
+    """Accuracy along finetuning, a panel for each model, since their steps are not comparable."""
+    drawn = []
+    for model in MODELS:
+        series = []
+        for label, curves in _curves(results).items():
+            if label.startswith(model):
+                steps = tuple(float(step) for step in curves[0]["steps"])
+                y: tuple[Interval, ...] = tuple(
+                    seed_interval([curve["test"][k] for curve in curves]) for k in range(len(steps))
+                )
+                series.append(Series(label, steps[1:], y[1:]))  # a logarithmic axis has no 0
+        drawn.append(Panel(f"{model}: accuracy along finetuning", "step", "accuracy", tuple(series), log=True))
+    return drawn
+
+
+def steps_claims(results: Sequence[CellResult]) -> list[Claim]:
+    """Much longer finetuning lowers accuracy again; rank 1 extracts no less than full gradients."""
+    curves = _curves(results)
+    found = [
+        Claim(
+            f"{label}: long finetuning lowers accuracy on pairs not finetuned",
+            "best step minus end",
+            lost_by_the_end(c),
+        )
+        for label, c in curves.items()
+    ]
+    full, low = ([max(curve["test"]) for curve in curves[f"one-layer, {rank}"]] for rank in ("full", "rank 1"))
+    values = tuple(b - a for a, b in zip(full, low, strict=True))
+    says = "one-layer: rank-1 finetuning extracts at most 0.05 less than full finetuning"
+    return [*found, Claim(says, "rank 1 minus full, each at its best step", values, margin=0.05)]
+
+
+FIGURES = (
+    PaperFigure(
+        "xu-chen-fig2",
+        "Xu & Chen 2025, Figures 2a to 2d (3a and 3b)",
+        "Accuracy on questions about pairs that were not finetuned, against the multiplicity K, the share beta of "
+        "frequent pairs that is finetuned, and the number M of universal phrases; for the one-layer model and a GPT-2 "
+        "without positions. Each value is at the best of some 25 to 35 looks along finetuning, chosen by these same "
+        "questions, as the paper does, which flatters curves that go up and down. Every share is tested on the same "
+        "questions. A rare pair's phrase is one of the universal ones; with a phrase of its own it is never extracted. "
+        "GPT-2 sweeps M twice: the second time with K = 1, where no other phrase makes up for one that finetuning does "
+        "not cover, and with more pairs, since with as few it then extracts next to nothing at any M.",
+        figure_2_cells,
+        run,
+        figure_2_panels,
+        figure_2_claims,
+    ),
+    PaperFigure(
+        "xu-chen-steps",
+        "Xu & Chen 2025, appendix D, Figure 6",
+        "Accuracy on pairs not finetuned along finetuning far beyond what its loss needs. The best step is chosen on "
+        "the other seeds, so that the difference to the end is not positive by the choice alone. In the one-layer "
+        "model rates of 0.1 and 0.3 do not lower it either, and a rate of 1, above those of pretraining, lost one and "
+        "three of 36 questions in 16000 steps on two other seeds.",
+        steps_cells,
+        run,
+        steps_panels,
+        steps_claims,
+    ),
+    architectures.TABLE_3,
+)

@@ -1,0 +1,277 @@
+"""Answer tokens: where a fact's answer first differs from its relation's other answers, and how far it is ahead there.
+
+Two numbers compare the answer's token with those of the other answers, in logits (nats):
+
+- The **logit difference** is the answer's logit minus the mean logit of the relation's other answers.
+- The **margin** is the answer's logit minus the probability-weighted mean of the relation's other answers' logits. Each
+  other answer is weighted by its probability among the others, averaged over two models (`weigh_by_probability`). To
+  second order, the margin then changes between these models as much as the answer's log-odds against the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import Module
+from transformers import PreTrainedTokenizerBase
+
+from attnbalance.arguments import expects
+from attnbalance.data.facts import Fact
+from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import Encoding, encode, encode_answers
+from attnbalance.errors import BadRowsError, DataError
+from attnbalance.models.forward import check_vocabulary
+
+
+@dataclass(frozen=True)
+class AnswerTokens:
+    """For each prompt, the first token at which its answer differs from others, and the tokens of those others.
+
+    Attributes:
+        encodings: The prompts' tokens, followed by those that all answers of the relation begin with (mostly none).
+        candidates: Each relation's tokens, one for each answer that differs at that token.
+        answer: For each prompt, the index of its answer's token in its relation's candidates.
+        others: For each prompt, the indices of the wrong answers' tokens in its relation's candidates. Answers of facts
+            that share an accepted answer with this one, in any case of letters, do not count as wrong.
+        ambiguous: Number of prompts whose token is also the token of a wrong answer, which it cannot be told from.
+        weights: For each prompt, the weights of the wrong answers in their mean. None: equal weights, which give the
+            logit difference; probabilities give the margin.
+    """
+
+    encodings: tuple[Encoding, ...]
+    candidates: dict[str, tuple[int, ...]]
+    answer: tuple[int, ...]
+    others: tuple[tuple[int, ...], ...]
+    ambiguous: int
+    weights: tuple[tuple[float, ...], ...] | None = None
+
+    def __len__(self) -> int:
+        """Number of prompts."""
+        return len(self.encodings)
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The prompts in order."""
+        return tuple(encoding.prompt for encoding in self.encodings)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The answer's token for each prompt."""
+        return tuple(self.candidates[p.fact.relation][i] for p, i in zip(self.prompts, self.answer, strict=True))
+
+    @property
+    def texts(self) -> list[str]:
+        """The distinct texts that are tokenized: prompts and accepted answers."""
+        questions = [prompt.text for prompt in self.prompts]
+        answers = [f" {answer}" for prompt in self.prompts for answer in prompt.fact.answers]
+        return list(dict.fromkeys(questions + answers))
+
+    def at(self, indices: Sequence[int]) -> AnswerTokens:
+        """The answer tokens of some of the prompts, still compared with all answers of their relations."""
+        return replace(
+            self,
+            encodings=tuple(self.encodings[i] for i in indices),
+            answer=tuple(self.answer[i] for i in indices),
+            others=tuple(self.others[i] for i in indices),
+            weights=None if self.weights is None else tuple(self.weights[i] for i in indices),
+        )
+
+    def difference(self, logits: Float[Tensor, "prompt vocab"]) -> Float[Tensor, " prompt"]:
+        """Each prompt's logit difference, or its margin where `weights` are probabilities, on the CPU."""
+        differences = []
+        for i, prompt in enumerate(self.prompts):
+            candidates = logits[i, list(self.candidates[prompt.fact.relation])]
+            mean = candidates[list(self.others[i])] @ self._weights_of(i).to(candidates)
+            differences.append(candidates[self.answer[i]] - mean)
+        return torch.stack(differences).cpu()
+
+    def direction(self, W_U: Float[Tensor, "d_model vocab"]) -> Float[Tensor, "prompt d_model"]:
+        """For each prompt, the vector whose product with the unembedding's input is `difference`, without biases."""
+        result = W_U.new_empty(len(self), len(W_U))
+        for relation, candidates in self.candidates.items():
+            indices = [i for i, prompt in enumerate(self.prompts) if prompt.fact.relation == relation]
+            weights = torch.zeros(len(indices), len(candidates), dtype=W_U.dtype, device=W_U.device)
+            for row, i in enumerate(indices):
+                weights[row, list(self.others[i])] = -self._weights_of(i).to(weights)
+                weights[row, self.answer[i]] += 1
+            if indices:
+                result[indices] = weights @ W_U[:, list(candidates)].T
+        return result
+
+    def _weights_of(self, i: int) -> Float[Tensor, " other"]:
+        """The weights of a prompt's other answers; they sum to 1."""
+        n = len(self.others[i])
+        return torch.full((n,), 1 / n) if self.weights is None else torch.tensor(self.weights[i])
+
+
+@expects(prompts=[Prompt], tokenizer=PreTrainedTokenizerBase)
+def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> AnswerTokens:
+    """Each prompt's first answer, compared with the first answers of the other facts of its relation among the prompts.
+
+    If all answers of a relation begin with the same tokens, these are appended to the prompt, and answers are compared
+    at the first token at which any two of them differ. One token is compared for each fact, not the whole answer.
+    Raises `BadRowsError` for relations with one answer and for prompts that merge with their answer.
+    """
+    encodings = encode(prompts, tokenizer)
+    answers = encode_answers(encodings, tokenizer)
+    end = tokenizer.eos_token_id
+    candidates, answer, ambiguous = dict[str, tuple[int, ...]](), [0] * len(prompts), 0
+    others: list[tuple[int, ...]] = [()] * len(prompts)
+    bad: list[tuple[int, str]] = []
+    for relation, indices in _by_relation(prompts).items():
+        shared = _shared_length([answers[i] for i in indices])
+        inseparable = _inseparable(prompts, answers, indices, shared, end)
+        if shared is None or inseparable:
+            bad += inseparable
+            continue
+        firsts: list[int] = [(*answers[i], end)[shared] for i in indices]  # pyright: ignore[reportAssignmentType]
+        position = {token: k for k, token in enumerate(dict.fromkeys(firsts))}
+        candidates[relation] = tuple(position)
+        compared = _others([prompts[i].fact for i in indices], [position[token] for token in firsts])
+        for i, token, (wrong, is_shared) in zip(indices, firsts, compared, strict=True):
+            answer[i], others[i] = position[token], wrong
+            ambiguous += is_shared
+            encodings[i] = _appended(encodings[i], answers[i][:shared], tokenizer)
+            if not wrong:
+                bad.append((i, f"every answer of relation {relation!r} is accepted for {prompts[i].fact.subject!r}"))
+    if bad:
+        raise BadRowsError(
+            "facts have no other answer in their relation",
+            sorted(bad),
+            len(prompts),
+            "add facts of the relation with other answers, or drop and count these (`skip_bad=True`)",
+        )
+    return AnswerTokens(tuple(encodings), candidates, tuple(answer), tuple(others), ambiguous)
+
+
+def weigh_by_probability(
+    answer_tokens: AnswerTokens, before: Float[Tensor, "prompt vocab"], after: Float[Tensor, "prompt vocab"]
+) -> AnswerTokens:
+    """The answer tokens with the weights of the margin between two models, from their logits `before` and `after`.
+
+    The answer's log-odds, its logit minus the log-sum-exp of the others' logits, change by the change of its logit
+    minus a mean of the others' changes. The weights of that mean are probabilities between those before and after:
+    their average, to second order (trapezoidal rule). With equal weights, rivals that matter would be outnumbered by
+    answers that neither model considers.
+    """
+    weights = []
+    for i, (prompt, others) in enumerate(zip(answer_tokens.prompts, answer_tokens.others, strict=True)):
+        tokens = [answer_tokens.candidates[prompt.fact.relation][k] for k in others]
+        probabilities = (logits[i, tokens].cpu().softmax(-1) for logits in (before, after))
+        weights.append(tuple((sum(probabilities, torch.zeros(len(tokens))) / 2).tolist()))
+    return replace(answer_tokens, weights=tuple(weights))
+
+
+def distinguishing_tokens(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[Encoding], tuple[int, ...]]:
+    """Each prompt, followed by the tokens that all answers of its relation begin with, and its answer's next token.
+
+    That token is the first at which any two answers of the relation differ, as in `make_answer_tokens`. A token that
+    shows no character is appended to the prompt too: SentencePiece puts a bare "▁" before digits and, in some
+    vocabularies, before capitals, which distinguishes no answers. For an answer that ends earlier, the token is the end
+    of sequence, or the answer's last token if the tokenizer has none. Raises `BadRowsError` for prompts that merge with
+    their answer.
+    """
+    encodings = encode(prompts, tokenizer)
+    answers = encode_answers(encodings, tokenizer)
+    shared = {
+        relation: _shared_length([answers[i] for i in indices]) or 0
+        for relation, indices in _by_relation(prompts).items()
+    }
+    tokens = []
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        whole = (*answer, tokenizer.eos_token_id) if isinstance(tokenizer.eos_token_id, int) else answer
+        start = min(shared[prompt.fact.relation], len(whole) - 1)
+        while start < len(answer) - 1 and not str(tokenizer.decode([answer[start]])).strip():
+            start += 1
+        encodings[i] = _appended(encodings[i], answer[:start], tokenizer)
+        tokens.append(whole[start])
+    return encodings, tuple(tokens)
+
+
+def check_tokens(answer_tokens: AnswerTokens, model: Module, name: str) -> None:
+    """Raise `ModelError` if a prompt or an answer has a token that the model has no embedding for."""
+    largest = [max(encoding.ids) for encoding in answer_tokens.encodings]
+    largest += [max(tokens) for tokens in answer_tokens.candidates.values()]
+    check_vocabulary(model, torch.tensor(largest), name)
+
+
+def check_tokenizers(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+    """Raise `DataError` for two models whose tokenizers give different ids for these texts."""
+    ids = [tokenizer(list(texts), verbose=False).input_ids for tokenizer in (first, second)]
+    if first.get_vocab() != second.get_vocab() or ids[0] != ids[1]:
+        raise DataError(
+            "the two models have different tokenizers: logits, rows and weights cannot be compared token by token"
+        )
+
+
+def _by_relation(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
+    """The indices of each relation's prompts."""
+    indices: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        indices.setdefault(prompt.fact.relation, []).append(i)
+    return indices
+
+
+def _shared_length(answers: Sequence[tuple[int, ...]]) -> int | None:
+    """The number of tokens that all answers begin with; None if all answers are equal."""
+    if len(set(answers)) == 1:
+        return None
+    shortest = min(map(len, answers))
+    return next((k for k in range(shortest) if len({answer[k] for answer in answers}) > 1), shortest)
+
+
+def _inseparable(
+    prompts: Sequence[Prompt], answers: Sequence[tuple[int, ...]], indices: list[int], shared: int | None, end: object
+) -> list[tuple[int, str]]:
+    """The prompts of a relation whose answer has no token to tell it from the others, each with the reason."""
+    if shared is None:
+        fact = prompts[indices[0]].fact
+        return [(i, f"relation {fact.relation!r} has the one answer {prompts[i].fact.answer!r}") for i in indices]
+    if isinstance(end, int):
+        return []
+    reason = "is how other answers begin, and the tokenizer has no end of sequence to tell them apart"
+    return [(i, f"{prompts[i].fact.answer!r} {reason}") for i in indices if len(answers[i]) == shared]
+
+
+def _others(facts: Sequence[Fact], own: Sequence[int]) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """For each fact of a relation, the indices of wrong answers' tokens, and whether a wrong answer has its own token.
+
+    `own` holds the index of each fact's token.
+    """
+    accepted, n = [tuple(map(_folded, fact.answers)) for fact in facts], max(own) + 1
+    tokens_of: dict[tuple[str, ...], set[int]] = {}  # several, if one answer is spelled in several ways
+    for answers, index in zip(accepted, own, strict=True):
+        tokens_of.setdefault(answers, set()).add(index)
+    same = _same_answers(tokens_of)
+    for answers, index in zip(accepted, own, strict=True):
+        alike = same[answers]
+        right = set[int]().union(*(tokens_of[each] for each in alike))
+        wrong = tuple(k for k in range(n) if k not in right)
+        yield wrong, any(index in tokens and each not in alike for each, tokens in tokens_of.items())
+
+
+def _same_answers(
+    accepted: Collection[tuple[str, ...]],
+) -> Mapping[tuple[str, ...], set[tuple[str, ...]]]:
+    """For the answers that a fact accepts, all sets of accepted answers that share one of them."""
+    holding: dict[str, set[tuple[str, ...]]] = {}
+    for answers in accepted:
+        for text in answers:
+            holding.setdefault(text, set()).add(answers)
+    return {answers: set.union(*(holding[text] for text in answers)) for answers in accepted}
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _appended(encoding: Encoding, ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> Encoding:
+    """A prompt's tokens followed by the first tokens of an answer."""
+    tokens = tuple(str(tokenizer.decode([token])) for token in ids)
+    return replace(encoding, ids=encoding.ids + ids, tokens=encoding.tokens + tokens)

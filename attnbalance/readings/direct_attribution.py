@@ -1,0 +1,224 @@
+"""Direct logit attribution: what each head, source position and MLP adds to the answer's logit difference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from attnbalance.arguments import expects
+from attnbalance.data.tokens import Encoding, PromptBatch, batches, check_lengths, pad
+from attnbalance.errors import DataError, ModelError
+from attnbalance.models.bridge import BridgedModel, heads_of
+from attnbalance.models.forward import uncapped
+from attnbalance.readings.answer_tokens import AnswerTokens
+from attnbalance.readings.reading import Reading
+
+TOLERANCE = 1e-4
+"""Largest allowed difference between the sum of all entries and the logit difference, over 1 + the latter's size."""
+
+
+@dataclass(frozen=True)
+class DirectAttribution:
+    """Each prompt's logit difference, in nats, as a sum of what the model's parts add to it at the last token.
+
+    logit_difference = embedding + sum over layers, heads and positions of rows * readout + sum over layers of
+    (bias + mlp) + constant, with the scales of norms frozen at their values in this forward pass. For answer tokens
+    with probability weights, all of these are about the margin instead (see `answer_tokens`).
+
+    Attributes:
+        logit_difference: From the model's own logits, before any softcap.
+        embedding: What the last token's embedding adds.
+        rows: The last token's attention probabilities. Token j of a prompt is at position j.
+        readout: What the head would add if it attended to this position alone.
+        bias: What the attention output's bias adds.
+        mlp: What the MLP adds.
+        constant: What the biases of the final norm and of the unembedding add.
+        spans: The tokens of each role.
+        layers: The model's layer numbers.
+        encodings: The prompts' tokens.
+    """
+
+    logit_difference: Float[Tensor, " prompt"]
+    embedding: Float[Tensor, " prompt"]
+    rows: Float[Tensor, "prompt layer head position"]
+    readout: Float[Tensor, "prompt layer head position"]
+    bias: Float[Tensor, "prompt layer"]
+    mlp: Float[Tensor, "prompt layer"]
+    constant: Float[Tensor, " prompt"]
+    spans: Mapping[str, Bool[Tensor, "prompt position"]]
+    layers: tuple[int, ...]
+    encodings: tuple[Encoding, ...]
+
+    def total(self) -> Float[Tensor, " prompt"]:
+        """The sum of all entries: the logit difference, within rounding."""
+        heads = (self.rows.double() * self.readout.double()).sum((1, 2, 3))
+        rest = self.bias.double().sum(1) + self.mlp.double().sum(1) + self.constant.double()
+        return (self.embedding.double() + heads + rest).float()
+
+    def used(self, role: str = "subject") -> Reading:
+        """What each head carries from the tokens of a role: attention x readout, summed over these tokens."""
+        inside = (self.rows * self.readout).masked_fill(~self._span(role)[:, None, None, :], 0.0).sum(-1)
+        return self.reading(f"{role} used", inside)
+
+    def value_salience(self, role: str = "subject") -> Reading:
+        """In-context value salience: what each head would add if it attended to the last token of a role alone."""
+        span = self._span(role)
+        last = (torch.arange(span.shape[1]) * span).amax(dim=1)
+        chosen = self.readout.gather(3, last[:, None, None, None].expand(*self.readout.shape[:3], 1))[..., 0]
+        return self.reading(f"value salience ({role}, in context)", chosen)
+
+    def reading(self, name: str, values: Float[Tensor, "prompt layer head"]) -> Reading:
+        """Values of these prompts, layers and heads as a reading in logits."""
+        prompts = [encoding.prompt for encoding in self.encodings]
+        ids, subjects = tuple(p.prompt_id for p in prompts), tuple(p.fact.subject for p in prompts)
+        return Reading(name, "logits", values, self.layers, ids, subjects)
+
+    def _span(self, role: str) -> Bool[Tensor, "prompt position"]:
+        if role not in self.spans or not bool(self.spans[role].any(dim=1).all()):
+            raise DataError(f"not every prompt has a span {role!r}; there are {', '.join(self.spans) or 'none'}")
+        return self.spans[role]
+
+
+@expects(model=BridgedModel, answer_tokens=AnswerTokens)
+def read_direct_attribution(
+    model: BridgedModel, answer_tokens: AnswerTokens, *, batch_size: int = 32, progress: bool = False
+) -> DirectAttribution:
+    """The direct logit attribution of every prompt, in the order of `answer_tokens`.
+
+    Holds two numbers for each prompt, layer, head and position. Raises `ModelError` if the entries do not add up to the
+    model's own logit difference within `TOLERANCE`: its layers then add something that has no entry. Raises
+    `BadRowsError` for prompts longer than the model's positions.
+    """
+    from tqdm import tqdm
+
+    check_lengths(answer_tokens.encodings, model.hooked.max_positions)
+    parts, order = [], []
+    with tqdm(total=len(answer_tokens), desc="attribution", unit="prompt", disable=not progress, leave=False) as bar:
+        for indices in batches(answer_tokens.encodings, batch_size, model.hooked.alike_from):
+            parts.append(_attribute_batch(model, answer_tokens.at(indices)))
+            order += indices
+            bar.update(len(indices))
+    attribution = _joined(parts, torch.tensor(order).argsort(), answer_tokens)
+    _check_sum(attribution, model.name)
+    return attribution
+
+
+def _check_sum(attribution: DirectAttribution, name: str) -> None:
+    """Raise `ModelError` if the entries do not add up to the logit difference."""
+    off = (attribution.total() - attribution.logit_difference).abs() / (1 + attribution.logit_difference.abs())
+    if not bool((off <= TOLERANCE).all()):
+        i = int(off.argmax())
+        raise ModelError(
+            f"{name}: direct logit attribution adds up to {float(attribution.total()[i]):.4f}, but the model's logit "
+            f"difference is {float(attribution.logit_difference[i]):.4f} "
+            f"(prompt {attribution.encodings[i].prompt.text[:60]!r}): this family adds to the residual stream, or "
+            "scales its logits, in a way that direct logit attribution has no entry for"
+        )
+
+
+@torch.no_grad()
+def _attribute_batch(model: BridgedModel, answer_tokens: AnswerTokens) -> DirectAttribution:
+    batch = pad(answer_tokens.encodings, model.hooked.pad_id)
+    logits, kept = model.run(batch.input_ids, batch.attention_mask, _kept_hooks(model))
+    weights, final = model.weights, model.norm("ln_final")
+    stream, normed = kept[f"blocks.{model.layers[-1]}.hook_resid_post"], kept["unembed.hook_in"]
+    direction, constant = final.backward(answer_tokens.direction(weights.W_U), final.scale(stream, normed))
+    readout, bias, mlp = zip(*(_of_layer(model, kept, i, direction) for i in model.layers), strict=True)
+    unpadded = _Unpadded(batch)
+    own_logits = uncapped(model.bridge.original_model, logits[:, -1], kept["unembed.hook_out"])
+    unembed_bias = answer_tokens.difference(weights.b_U.expand(len(answer_tokens), -1)).to(constant)
+    return DirectAttribution(
+        logit_difference=answer_tokens.difference(own_logits),
+        embedding=(kept["blocks.0.hook_resid_pre"] * direction).sum(-1).cpu(),
+        rows=unpadded(torch.stack([kept[f"blocks.{i}.attn.hook_pattern"] for i in model.layers], dim=1)),
+        readout=unpadded(torch.stack(readout, dim=1)),
+        bias=torch.stack(bias, dim=1).cpu(),
+        mlp=torch.stack(mlp, dim=1).cpu(),
+        constant=(constant + unembed_bias).cpu(),
+        spans={role: span.gather(1, unpadded.order) for role, span in batch.spans.items()},
+        layers=model.layers,
+        encodings=answer_tokens.encodings,
+    )
+
+
+def _kept_hooks(model: BridgedModel) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The hooks that attribution needs, each with the part of its activation that is kept."""
+    hooks = model.hooks()
+    ends = (
+        "blocks.0.hook_resid_pre",
+        f"blocks.{model.layers[-1]}.hook_resid_post",
+        "unembed.hook_in",
+        "unembed.hook_out",
+    )
+    keep: dict[str, Callable[[Tensor], Tensor]] = dict.fromkeys(ends, lambda x: x[:, -1])
+    for i in model.layers:
+        keep |= {f"blocks.{i}.attn.hook_pattern": lambda x: x[:, :, -1], f"blocks.{i}.attn.hook_v": lambda x: x}
+        names = ("hook_attn_out", "hook_mlp_out", "ln1_post.hook_in", "ln1_post.hook_out")
+        keep |= {f"blocks.{i}.{name}": lambda x: x[:, -1] for name in names if f"blocks.{i}.{name}" in hooks}
+    return keep
+
+
+def _of_layer(
+    model: BridgedModel, kept: Mapping[str, Tensor], layer: int, direction: Float[Tensor, "prompt d_model"]
+) -> tuple[Float[Tensor, "prompt head position"], Float[Tensor, " prompt"], Float[Tensor, " prompt"]]:
+    """What a layer adds along `direction`: each head's readout at each position, the attention bias, and the MLP."""
+    weights = model.weights
+    before_norm, norm_bias = direction, direction.new_zeros(len(direction))
+    if f"blocks.{layer}.ln1_post.hook_in" in kept:
+        norm = model.norm(layer, "ln1_post")
+        scale = norm.scale(kept[f"blocks.{layer}.ln1_post.hook_in"], kept[f"blocks.{layer}.ln1_post.hook_out"])
+        before_norm, norm_bias = norm.backward(direction, scale)
+    values = heads_of(kept[f"blocks.{layer}.attn.hook_v"], weights.W_V.shape[1], weights.W_V.shape[-1])
+    per_head = torch.einsum("pd,hkd->phk", before_norm, weights.W_O[layer])
+    written = kept.get(f"blocks.{layer}.hook_mlp_out")
+    return (
+        torch.einsum("pjhk,phk->phj", values, per_head),
+        before_norm @ weights.b_O[layer] + norm_bias,
+        direction.new_zeros(len(direction)) if written is None else (written * direction).sum(-1),
+    )
+
+
+class _Unpadded:
+    """Shifts left-padded positions so that every prompt's first token is at position 0; padding after it is 0."""
+
+    def __init__(self, batch: PromptBatch) -> None:
+        mask = batch.attention_mask != 0
+        self.order = mask.int().argsort(dim=1, descending=True, stable=True)
+        self.mask = mask.gather(1, self.order)
+
+    def __call__(self, values: Float[Tensor, "prompt layer head position"]) -> Tensor:
+        """The values in their new order, on the CPU."""
+        shifted = values.cpu().gather(3, self.order[:, None, None, :].expand(values.shape))
+        return shifted.masked_fill(~self.mask[:, None, None, :], 0.0)
+
+
+def _joined(parts: list[DirectAttribution], order: Tensor, answer_tokens: AnswerTokens) -> DirectAttribution:
+    """All batches as one attribution, in the order of `answer_tokens`, with positions padded to the longest prompt."""
+    width = max(part.rows.shape[-1] for part in parts)
+
+    def join(name: str) -> Tensor:
+        pieces = [getattr(part, name) for part in parts]
+        if pieces[0].dim() == 4:
+            pieces = [torch.nn.functional.pad(piece, (0, width - piece.shape[-1])) for piece in pieces]
+        return torch.cat(pieces)[order]
+
+    roles = dict.fromkeys(role for part in parts for role in part.spans)
+    spans = {
+        role: torch.cat(
+            [
+                torch.nn.functional.pad(part.spans[role], (0, width - part.rows.shape[-1]))
+                if role in part.spans
+                else torch.zeros(len(part.logit_difference), width, dtype=torch.bool)
+                for part in parts
+            ]
+        )[order]
+        for role in roles
+    }
+    names = ("logit_difference", "embedding", "rows", "readout", "bias", "mlp", "constant")
+    return DirectAttribution(
+        **{name: join(name) for name in names}, spans=spans, layers=parts[0].layers, encodings=answer_tokens.encodings
+    )

@@ -1,0 +1,1 @@
+"""Confidence intervals by bootstrap and score tests; numpy and scipy only."""

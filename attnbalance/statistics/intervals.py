@@ -1,0 +1,169 @@
+"""Means, shares and rank correlations with 95% intervals over clusters of prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from attnbalance.statistics.bootstrap import bootstrap_ends, cluster_ratios
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95% interval.
+
+    >>> Interval(0.3, 0.1, 0.5, 40).excludes_zero
+    True
+
+    Attributes:
+        mean: The mean (or share, ratio, correlation).
+        low: The interval's lower end; NaN with too few clusters.
+        high: The interval's upper end; NaN with too few clusters.
+        n: Number of prompts.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero lies outside the interval (false without an interval)."""
+        return self.low > 0 or self.high < 0
+
+    def within(self, lowest: float, highest: float) -> Interval:
+        """The interval clipped to the possible values.
+
+        >>> Interval(0.9, 0.7, 1.1, 40).within(0, 1).high
+        1.0
+        """
+        low, high = np.clip([self.low, self.high], lowest, highest).tolist()
+        return replace(self, low=low, high=high)
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """The interval as JSON; unknown numbers are null."""
+        return {"mean": finite(self.mean), "low": finite(self.low), "high": finite(self.high), "n": self.n}
+
+
+def finite(number: float) -> float | None:
+    """The number, or None for one that JSON cannot hold.
+
+    >>> finite(0.5), finite(float("nan"))
+    (0.5, None)
+    """
+    return float(number) if np.isfinite(number) else None
+
+
+def mean_intervals(
+    values: npt.ArrayLike, clusters: Sequence[str], *, simultaneous: bool = False, seed: int = 0
+) -> list[Interval]:
+    """The mean of each column of `values` [prompt, column] over prompts, with its 95% bootstrap-t interval.
+
+    Clusters (subjects) are drawn with replacement. All prompts of a cluster are drawn together, so prompts about one
+    subject do not count as independent. Each resample's mean is divided by its own standard error (Hall 1992, "The
+    bootstrap and Edgeworth expansion"). This corrects for skew: the two ends have their own quantiles. With
+    `simultaneous`, these are quantiles of the largest t of all columns in a resample (Westfall and Young 1993,
+    "Resampling-based multiple testing"), so all intervals hold together; correlated columns widen them less.
+
+    Departures: each end is at least as far from the mean as Student's. A resample's standard error counts as at least
+    the sample's over the number of clusters. A column that is constant in over 2.5% of resamples, because few of its
+    clusters differ, widens only its own interval.
+
+    An end may lie outside the range of the values. A constant column has an interval of zero width. With fewer than
+    `MIN_CLUSTERS` clusters, and for values that are not finite, there is no interval (NaN).
+
+    Coverage measured by benchmarks/intervals.py on 30 columns, with about 200 samples for each number: a column's own
+    interval contains the mean in .93, .94, .95 of samples of 5, 10, 20 clusters with Beta(.5, 8) values; in .91, .90,
+    .93 with lognormal values; in .95 and more with normal values. At least one simultaneous interval misses in 1 to 9%
+    of samples of 10 or more clusters with any of these, in 4 to 9% with paired differences of SmolLM2-135M's attention,
+    and in up to 45% with 5 clusters. A bootstrap cannot know values that the sample lacks: if one prompt in 25 has
+    twenty times the usual attention, some layer's interval misses in 40% of samples of 20 prompts, 27% of 30, 4% of
+    150.
+    """
+    table = np.asarray(values, dtype=float)
+    return _ratio_intervals(table, np.ones(len(table)), clusters, simultaneous, seed)
+
+
+def ratio_intervals(
+    parts: npt.ArrayLike, total: npt.ArrayLike, clusters: Sequence[str], *, seed: int = 0
+) -> list[Interval]:
+    """The share of each column of `parts` [prompt, column] in `total` [prompt], both summed over prompts.
+
+    Intervals are those of `mean_intervals`, separate for each column. If the total's own interval contains zero, a
+    share of it is meaningless and the interval is NaN.
+    """
+    table, whole = np.asarray(parts, dtype=float), np.asarray(total, dtype=float)
+    shares = _ratio_intervals(table, whole, clusters, False, seed)
+    if mean_intervals(whole[:, None], clusters, seed=seed)[0].excludes_zero:
+        return shares
+    return [replace(share, low=np.nan, high=np.nan) for share in shares]
+
+
+def seed_interval(values: Sequence[float]) -> Interval:
+    """The mean of `values`, one number for each seed, with Student's 95% interval for the mean over all possible seeds.
+
+    It covers everything that differs between seeds: training, and facts if each seed has its own. One seed has no
+    interval (NaN).
+
+    >>> interval = seed_interval([1.0, 2.0, 3.0])
+    >>> print(f"{interval.mean:.1f} [{interval.low:.2f}, {interval.high:.2f}]")
+    2.0 [-0.48, 4.48]
+    """
+    numbers = np.asarray(values, dtype=float)
+    mean, n = float(numbers.mean()), len(numbers)
+    if n < 2:
+        return Interval(mean, np.nan, np.nan, n)
+    width = float(stats.t.ppf(0.975, n - 1) * numbers.std(ddof=1) / np.sqrt(n))
+    return Interval(mean, mean - width, mean + width, n)
+
+
+def rank_correlations(
+    values: npt.ArrayLike, other: npt.ArrayLike, clusters: Sequence[str], *, simultaneous: bool = False, seed: int = 0
+) -> list[Interval]:
+    """Spearman's correlation of each column of `values` [prompt, column] with `other` [prompt], with its interval.
+
+    Ranks are taken once, over all prompts; ties share their mean rank. The interval is computed for Fisher's z of the
+    correlation, as `mean_intervals` of each prompt's linear influence on z, and transformed back to correlations. The
+    correlation is 0 if all values of a column, or all of `other`, are equal.
+
+    Coverage measured by benchmarks/intervals.py for normal values and 30 columns: at least one simultaneous interval
+    misses in 3 to 8% of samples of 10 to 50 clusters.
+    """
+    x, y = (_standard_ranks(table) for table in (np.asarray(values, float), np.asarray(other, float)[:, None]))
+    r = (x * y).mean(axis=0).clip(-1, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.arctanh(r)
+        influence = np.where(1 - r * r > 1e-12, (x * y - r * (x * x + y * y) / 2) / (1 - r * r), 0.0)
+    about_zero = mean_intervals(influence, clusters, simultaneous=simultaneous, seed=seed)
+    return [
+        Interval(float(mean), float(np.tanh(centre + change.low)), float(np.tanh(centre + change.high)), len(x))
+        for mean, centre, change in zip(r, z, about_zero, strict=True)
+    ]
+
+
+def _standard_ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The ranks of each column, scaled to mean 0 and standard deviation 1; zeros for a column of equal values."""
+    ranks = stats.rankdata(values, axis=0)
+    ranks = ranks - ranks.mean(axis=0)
+    spread = ranks.std(axis=0)
+    return np.divide(ranks, spread, out=np.zeros_like(ranks), where=spread != 0)
+
+
+def _ratio_intervals(
+    table: npt.NDArray[np.float64],
+    total: npt.NDArray[np.float64],
+    clusters: Sequence[str],
+    simultaneous: bool,
+    seed: int,
+) -> list[Interval]:
+    ratios = cluster_ratios(table, total, clusters)
+    lows, highs = bootstrap_ends(ratios, simultaneous=simultaneous, seed=seed)
+    return [
+        Interval(float(ratio), float(low), float(high), len(table))
+        for ratio, low, high in zip(ratios.ratio, lows, highs, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""`salience`: what models store about the subjects of facts."""

@@ -1,0 +1,104 @@
+"""`attnbalance salience`: what models store about subjects, layer by layer, and how it varies with popularity."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, results_config
+from attnbalance.comparison.usable_prompts import usable_prompts
+from attnbalance.data.facts import FactSet
+from attnbalance.data.prompts import Prompt
+from attnbalance.errors import DataError
+from attnbalance.files.outputs import as_folder, write_json, write_text
+from attnbalance.files.result_folder import ResultFolder
+from attnbalance.models.bridge import bridge_of
+from attnbalance.readings.answer_tokens import check_tokens, make_answer_tokens
+from attnbalance.readings.curves import Curve
+from attnbalance.readings.direct_attribution import read_direct_attribution
+from attnbalance.readings.relevance import read_relevance
+from attnbalance.readings.salience import SUBJECTS, read_mlp_salience, read_readout_ranks, read_value_salience
+from attnbalance.report.readings_table import write_readings
+from attnbalance.statistics.intervals import Interval
+from attnbalance.storage.conclusions import Salience, conclude
+from attnbalance.storage.figures import write_figures
+from attnbalance.storage.sentences import answer
+
+KIND = "salience"
+
+
+def compare_salience(
+    specs: Sequence[ModelSpec],
+    facts: FactSet,
+    how: MeasureSettings,
+    out: str | Path,
+    *,
+    skip_bad: bool = False,
+    command: str = "",
+    progress: bool = False,
+) -> str:
+    """Read what each model stores of the facts and write the folder `out`, whole; returns the answer in words.
+
+    Writes salience.json, salience.parquet, salience.png, popularity.png and prompts.jsonl. A folder that is finished
+    with the same settings, facts and weights is left as it is. Raises `AttnBalanceError` for whatever cannot be read,
+    asked or written.
+    """
+    out = as_folder(out)
+    if not specs:
+        raise DataError("expected at least one LABEL=MODEL to read, got none")
+    results = ResultFolder(out, KIND, results_config(specs, facts, how, skip_bad), command)
+    if not results.is_finished():
+        prompts, dropped = usable_prompts(facts, specs, how, skip_bad, need_answer_tokens=True)
+        with results.working() as work:
+            models = [_read(spec, prompts, how, progress) for spec in specs]
+            answers = " ".join(answer(model) for model in models)
+            with results.writing(work, answer=answers, dropped={**facts.dropped, **dropped}) as folder:
+                _write(models, prompts, folder)
+    return results.close()
+
+
+def _read(spec: ModelSpec, prompts: Sequence[Prompt], how: MeasureSettings, progress: bool) -> Salience:
+    model = load_spec(spec, how)
+    bridged, answer_tokens = bridge_of(model), make_answer_tokens(prompts, model.tokenizer)
+    check_tokens(answer_tokens, model.model, model.name)
+    attribution = read_direct_attribution(bridged, answer_tokens, batch_size=how.batch_size, progress=progress)
+    readings = [attribution.value_salience(), attribution.used()]
+    readings += [read_value_salience(bridged, answer_tokens, at=at) for at in SUBJECTS]
+    readings += [
+        read_mlp_salience(bridged, answer_tokens, at=at, batch_size=how.batch_size) for at in ("context", *SUBJECTS)
+    ]
+    if model.editable:
+        readings.append(read_relevance(model, prompts, batch_size=how.batch_size, progress=progress).push)
+    ranks = read_readout_ranks(bridged, answer_tokens, batch_size=how.batch_size, seed=how.seed)
+    del bridged, model
+    gc.collect()
+    return conclude(spec.label, readings, ranks, prompts, how.seed)
+
+
+def _write(models: Sequence[Salience], prompts: Sequence[Prompt], folder: Path) -> None:
+    lines = [json.dumps(prompt.as_dict(), ensure_ascii=False) + "\n" for prompt in prompts]
+    write_text(folder / "prompts.jsonl", "".join(lines))
+    write_json(folder / "salience.json", [_as_json(model) for model in models])
+    readings = [(model.label, reading) for model in models for reading in model.readings]
+    write_readings(readings, folder / "salience.parquet")
+    write_figures(models, folder)
+
+
+def _as_json(model: Salience) -> dict[str, object]:
+    readings = []
+    for i, (reading, curve) in enumerate(zip(model.readings, model.curves, strict=True)):
+        correlations = None if model.popularity is None else _intervals(model.popularity[i])
+        about: dict[str, object] = {"name": reading.name, "unit": reading.unit}
+        readings.append(about | curve.as_dict() | {"popularity": correlations})
+    top = {
+        str(k): {"stored": share.share.as_dict(), "control": share.control.as_dict(), "chance": share.chance}
+        for k, share in model.top.items()
+    }
+    return {"label": model.label, "readings": readings, "stored_among_first": top}
+
+
+def _intervals(curve: Curve) -> list[dict[str, float | int | None]]:
+    ends = zip(curve.mean, curve.low, curve.high, strict=True)
+    return [Interval(mean, low, high, curve.n).as_dict() for mean, low, high in ends]

@@ -1,0 +1,31 @@
+"""What a model stores, in a sentence."""
+
+from __future__ import annotations
+
+import math
+
+from attnbalance.report import wording
+from attnbalance.storage.conclusions import TOP, Salience
+
+
+def answer(salience: Salience) -> str:
+    """The share of answers with a low readout rank, and how value salience in context varies with popularity."""
+    k = TOP[-1]
+    top = salience.top[k]
+    text = (
+        f"{salience.label}: {wording.percent_interval(top.share)} of answers are among the first {k} of their relation "
+        "in what the heads could read out at the subject (the same answers at other subjects: "
+        f"{wording.percent_interval(top.control)}; random orders would give {wording.percent(top.chance)})"
+    )
+    if salience.popularity is None:
+        return f"{text}."
+    curve = salience.popularity[0]
+    columns = list(zip(curve.layers, curve.mean, curve.low, curve.high, strict=True))
+    sure = [column for column in columns if column[2] > 0 or column[3] < 0]
+    layer, mean, low, high = max(sure or columns, key=lambda column: abs(column[1]))
+    if math.isnan(low):
+        return f"{text}; {wording.FEW} with popularity give no interval for a correlation with it."
+    numbers = f"Spearman {mean:+.2f} [{low:+.2f}, {high:+.2f}] at layer {layer}"
+    if not sure:
+        return f"{text}; value salience in context varies measurably with popularity at no layer (most: {numbers})."
+    return f"{text}; value salience in context {'rises' if mean > 0 else 'falls'} with popularity ({numbers})."

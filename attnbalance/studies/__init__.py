@@ -1,0 +1,1 @@
+"""`study`: ways of finetuning compared over worlds and seeds."""

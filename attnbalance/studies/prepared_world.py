@@ -1,0 +1,113 @@
+"""What all fits on one world with one seed share: its facts, the base model and that model's answers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from attnbalance.data.facts import Fact, FactSet
+from attnbalance.data.prompts import Prompt, make_prompts
+from attnbalance.data.sources.load_facts import load_facts
+from attnbalance.data.statements import World, statement_prompts
+from attnbalance.data.synthetic import synthetic_facts
+from attnbalance.errors import DataError
+from attnbalance.files.outputs import read_saved, write_json
+from attnbalance.finetuning.pretrain import pretrain
+from attnbalance.finetuning.splits import Split, split_facts
+from attnbalance.readings.recall import Recall, score
+from attnbalance.studies.controls import CONSTANT, constant, scored, untrained
+from attnbalance.studies.plan import recipe_of
+
+
+class PreparedWorld:
+    """What all fits on one world with one seed share: its facts, the base model and what that model has stored."""
+
+    def __init__(self, world: Mapping[str, Any], seed: int, folder: Path, progress: bool) -> None:
+        self.settings, self.seed, self.folder, self.progress = world, seed, folder, progress
+
+    @cached_property
+    def facts(self) -> FactSet:
+        """The world's facts."""
+        source, some = self.settings["facts"], self.settings.get
+        if source == "synthetic":
+            sizes = {name: self.settings[name] for name in ("subjects", "answers") if name in self.settings}
+            return synthetic_facts(self.seed, **sizes)
+        return load_facts(source, some("relations"), some("limit"), self.seed)
+
+    @cached_property
+    def world(self) -> World:
+        """The facts, stated as often as the world says."""
+        return World(self.facts, self.settings.get("power", 1.0 if self.settings["facts"] == "synthetic" else 0.5))
+
+    @cached_property
+    def base(self) -> str:
+        """The base model: the world's own, or one pretrained on its statements."""
+        if "model" in self.settings:
+            return str(self.settings["model"])
+        recipe = recipe_of(self.settings)
+        return str(pretrain(self.world, self.folder, recipe=recipe, seed=self.seed, progress=self.progress))
+
+    @cached_property
+    def questions(self) -> dict[int, Prompt]:
+        """The question about each fact, by the fact's identity."""
+        return {id(fact): prompt for fact, prompt in zip(self.facts, make_prompts(self.facts), strict=True)}
+
+    @cached_property
+    def statements(self) -> Recall:
+        """What the base says after the statement of each fact."""
+        return self._asked("statement", statement_prompts(self.facts))
+
+    @cached_property
+    def stated(self) -> dict[str, bool]:
+        """For each fact, by prompt id, whether the base completes its statement."""
+        return dict(zip(self.statements.prompt_ids, self.statements.correct, strict=True))
+
+    def said(self, fact: Fact) -> str:
+        """What the base says after a fact's statement."""
+        return self._said[self.questions[id(fact)].prompt_id]
+
+    @cached_property
+    def _said(self) -> dict[str, str]:
+        return dict(zip(self.statements.prompt_ids, self.statements.outputs, strict=True))
+
+    def controls(self, name: str) -> dict[str, dict[str, Any]]:
+        """The results on a split's held-out questions of the base, asked in each form, and of a constant answer."""
+        from attnbalance.finetuning.objectives.base_model import in_form
+
+        split = self.split(name)
+        asked = [self.questions[id(fact)] for fact in split.heldout]
+        heldout = {prompt.prompt_id for prompt in asked}
+        others = [prompt for prompt in self.questions.values() if prompt.prompt_id not in heldout]
+        shortcuts = split.train.most_frequent_answers()
+        answers = {untrained("statement"): self.statements.at([prompt.prompt_id for prompt in asked])}
+        part = "controlled" if name.startswith("controlled-") else "heldout"
+        for form in ("question", "few-shot"):
+            try:
+                prompts = in_form(form, asked, self.seed, others)
+                answers[untrained(form)] = self._asked(f"{part}-{form}", prompts)
+            except DataError as error:  # too few facts for shots, or prompts too long after them
+                warnings.warn(f"the control {untrained(form)!r} of split {name} is left out: {error}", stacklevel=2)
+        found = {control: score(asked, answered.outputs, shortcuts) for control, answered in answers.items()}
+        found[CONSTANT] = constant(asked, shortcuts)
+        return {control: scored(answered, self.stated) for control, answered in found.items()}
+
+    def _asked(self, name: str, prompts: Sequence[Prompt]) -> Recall:
+        """What the base answers to prompts, kept in a file of that name."""
+        from attnbalance.models.load import load_model
+        from attnbalance.readings.recall import recall
+
+        kept = self.folder.with_name(f"{self.folder.name}-{name}.json")
+        saved = read_saved(kept)
+        if saved:
+            return Recall.from_json(saved)
+        answers = recall(load_model(self.base), prompts, batch_size=128, progress=self.progress)
+        write_json(kept, asdict(answers))
+        return answers
+
+    def split(self, name: str) -> Split:
+        """One of the splits of the world's facts."""
+        return split_facts(self.facts, name, seed=self.seed)

@@ -1,0 +1,77 @@
+"""One fit of a study: all variants of its method trained, the best one measured."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from attnbalance.data.facts import FactSet
+from attnbalance.data.prompts import make_prompts
+from attnbalance.files.outputs import write_json
+from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.runs import Run
+from attnbalance.finetuning.splits import Split
+from attnbalance.studies.controls import LABELS, relabelled, scored
+from attnbalance.studies.plan import Fit, variants
+from attnbalance.studies.prepared_world import PreparedWorld
+
+RESULT = "result.json"
+
+TEXTS = 200
+"""Statements of the world on which drift is measured."""
+
+
+def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder: Path, progress: bool) -> None:
+    """Finetune all variants of a method, take the one with the lowest validation loss, measure it."""
+    split, runs, base = prepared.split(fit.split), list[Run](), prepared.base
+    started = time.perf_counter()
+    for i, variant in enumerate(variants(method)):
+        taught = split
+        if variant.labels != LABELS[0]:
+            taught = relabelled(split, variant.labels, prepared.said, fit.seed)
+        settings = replace(variant.settings, seed=fit.seed)
+        run = finetune(base, taught, folder / f"run-{i}", settings, progress=progress)
+        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # the best one is the run's folder itself
+        runs.append(run)
+    best = min(runs, key=lambda run: run.validation_loss[run.best_step])
+    about = {
+        **asdict(fit),
+        "method_settings": dict(method),
+        "settings": dict(best.config),
+        "trained": best.trained,
+        "best_step": best.best_step,
+    }
+    about |= {"seconds": time.perf_counter() - started}
+    write_json(folder / RESULT, about | _measured(best, prepared, split))
+
+
+def _measured(run: Run, prepared: PreparedWorld, split: Split) -> dict[str, Any]:
+    from attnbalance.models.load import load_model
+    from attnbalance.readings.attention import read_subject_attention
+    from attnbalance.readings.drift import read_drift
+    from attnbalance.readings.recall import recall
+
+    base, model = load_model(prepared.base), load_model(run.path)
+    asked = _prompts(prepared, run, split.heldout)
+    found = recall(model, asked, run.shortcuts, batch_size=128)
+    trained = recall(model, _prompts(prepared, run, split.train), run.shortcuts, batch_size=128)
+    attention = read_subject_attention(model, asked, batch_size=128)
+    drift = read_drift(model, base, prepared.world.statements(TEXTS, prepared.seed + 1))
+    del base, model
+    gc.collect()
+    return scored(found, prepared.stated, trained) | {
+        "subject_attention": attention.values.mean((0, 2)).tolist(),
+        "drift": float(drift.mean()),
+    }
+
+
+def _prompts(prepared: PreparedWorld, run: Run, facts: FactSet) -> list[Any]:
+    """Questions about some facts, with the ids that they have among all facts of the world."""
+    every = zip(prepared.facts, make_prompts(prepared.facts, str(run.config["template"])), strict=True)
+    names = {id(fact): prompt for fact, prompt in every}
+    return [names[id(fact)] for fact in facts]

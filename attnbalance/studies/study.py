@@ -1,0 +1,157 @@
+"""The study: methods x splits x seeds on several worlds, each fit in a folder of its own, and the table of them all."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attnbalance.data.prompts import make_prompts
+from attnbalance.data.sources.load_facts import load_facts
+from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
+from attnbalance.files.outputs import MARKER, as_folder, provenance, read_json, read_saved, write_json
+from attnbalance.files.work import in_place, is_finished, locked
+from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.studies.plan import Fit, Study, parse_study, recipe_of, variants
+from attnbalance.studies.prepared_world import PreparedWorld
+from attnbalance.studies.run_fit import RESULT, run_fit
+from attnbalance.studies.worker import parse_worker
+
+KIND = "study"
+
+
+def study(path: str | Path, out: str | Path, *, worker: str | None = None, progress: bool = False) -> str:
+    """Run a study, or one worker's part "I/N" of it, into the folder `out`; returns the table, or what is left to do.
+
+    Fits that have a result are not done again, and a killed one goes on where it was. The worker that finds all results
+    there writes `table.md`, `study.json` and `study.png`; the results are the same for any number of workers. Where
+    `worker` is None, Slurm's array index counts. Raises `AttnBalanceError` for a study that cannot be run.
+    """
+    from attnbalance.studies.tables import write_tables
+
+    plan, out = parse_study(path), as_folder(out)
+    index, count = parse_worker(worker)
+    for name in plan.worlds:  # what is wrong with one shows before any of them is trained on
+        try:
+            _check_world(plan, name)
+        except AttnBalanceError as error:
+            raise DataError(f"world {name}: {error}") from error
+    if "plain" not in plan.methods:
+        warnings.warn("no method is called plain: the columns against plain stay empty", stacklevel=2)
+    worlds = {name: _with_files(settings) for name, settings in plan.worlds.items()}
+    _take_up(worlds, out)
+    with in_place(out, KIND, {"worlds": worlds}):  # methods, seeds and splits may be added
+        for place, fits in itertools.groupby(plan.part(index, count), key=lambda fit: (fit.world, fit.seed)):
+            left = [fit for fit in fits if not _done(fit, plan, out)]
+            if left:
+                with locked(out / "fits" / place[0] / f"seed-{place[1]}"):
+                    _run_all(left, plan, out, progress)
+        missing = [fit for fit in plan.fits if not _done(fit, plan, out)]
+        if not missing:
+            results = [read_json(out / fit.folder / RESULT) for fit in plan.fits]
+            return write_tables([*_controls(plan, out, progress), *results], out)
+    return (
+        f"{len(plan.fits) - len(missing)} of {len(plan.fits)} fits are done; the others are other workers'. "
+        "Whoever finishes the last writes the table, as does this command, run again then"
+    )
+
+
+def _controls(plan: Study, out: Path, progress: bool) -> list[dict[str, Any]]:
+    """The results of what every fit is set against, for all worlds, seeds and splits."""
+    worlds = {cell: _prepare(plan, *cell, out, progress) for cell in itertools.product(plan.worlds, plan.seeds)}
+    return [
+        {"world": world, "seed": seed, "split": split, "method": name} | result
+        for (world, seed), prepared in worlds.items()
+        for split in plan.splits
+        for name, result in prepared.controls(split).items()
+    ]
+
+
+def _run_all(fits: Sequence[Fit], plan: Study, out: Path, progress: bool) -> None:
+    """Do fits on one world with one seed, one after the other."""
+    from tqdm import tqdm
+
+    world, seed = fits[0].world, fits[0].seed
+    prepared = _prepare(plan, world, seed, out, progress)
+    for fit in tqdm(fits, f"{world}, seed {seed}", unit="fit", disable=not progress):
+        try:
+            run_fit(fit, plan.methods[fit.method], prepared, out / fit.folder, progress)
+        except DataError as error:
+            raise DataError(f"{fit.folder}: {error}") from error
+
+
+def _prepare(plan: Study, world: str, seed: int, out: Path, progress: bool) -> PreparedWorld:
+    return PreparedWorld(plan.worlds[world], seed, out / "bases" / f"{world}-{seed}", progress)
+
+
+def _check_world(plan: Study, name: str) -> None:
+    """Raise `AttnBalanceError` for what no fit on a world could begin with: facts, splits, questions, model, parts."""
+    from attnbalance.finetuning.parameters import check_layers, parse_parts
+    from attnbalance.models.config import load_config
+    from attnbalance.models.load import load_limits
+
+    settings = plan.worlds[name]
+    prepared = PreparedWorld(settings, plan.seeds[0], Path(), False)
+    prepared.world.statements(1)
+    for split in plan.splits:
+        prepared.split(split)
+    if "model" in settings:
+        if (Path(settings["model"]) / "adapter_config.json").is_file():
+            raise ModelError(f"{settings['model']} is an adapter; merge it into its base and name that")
+        load_limits(settings["model"])
+        layers = load_config(settings["model"]).get_text_config().num_hidden_layers
+    else:
+        layers = recipe_of(settings).layers
+    chosen = [variant for method in plan.methods.values() for variant in variants(method)]
+    for template in {"qa"} | {variant.settings.template for variant in chosen}:  # the base is asked by "qa"
+        make_prompts(prepared.facts, template)
+    for parts in {variant.settings.parts for variant in chosen}:
+        check_layers(parse_parts(parts), layers, parts)
+
+
+def _with_files(world: Mapping[str, Any]) -> dict[str, Any]:
+    """A world's settings, with hashes of the facts and of the model's files that its results depend on."""
+    files = dict[str, Any]()
+    if world["facts"] != "synthetic":
+        files["facts_sha256"] = load_facts(world["facts"], world.get("relations")).sha256
+    if "model" in world:
+        files["model_files"] = files_fingerprint(world["model"])
+    return {**world, **files}
+
+
+def _take_up(worlds: Mapping[str, Mapping[str, Any]], out: Path) -> None:
+    """Bring the worlds of a folder that was begun up to date, as far as nothing was measured on them yet.
+
+    So worlds may be added, and one whose model could not be loaded may name another. What differs beyond that raises
+    `OutputError`.
+    """
+    before, now = read_json(out / MARKER).get("config", {}).get("worlds", {}), dict(worlds)
+    begun = {name: now.get(name) for name in before if _begun(out, name)}
+    for name, settings in begun.items():
+        for key, what in (("facts_sha256", "facts"), ("model_files", "model's files")):
+            if settings and key in settings and before[name].get(key) not in (None, settings[key]):
+                raise OutputError(
+                    f"the {what} of world {name} have changed since results were written to {out}; restore them, or "
+                    "name a new folder"
+                )
+    if before != now and is_finished(out, KIND, {"worlds": {**before, **begun}}):
+        write_json(out / MARKER, {"kind": KIND, "config": {"worlds": now}} | provenance())
+
+
+def _begun(out: Path, world: str) -> bool:
+    """Whether something was measured on a world: a fit, or what its base knows."""
+    measured = itertools.chain(out.glob(f"fits/{world}/*/*/*/{RESULT}"), out.glob(f"bases/{world}-[0-9]*.json"))
+    return any(True for _ in measured)
+
+
+def _done(fit: Fit, plan: Study, out: Path) -> bool:
+    """Whether a fit has its result; raises `OutputError` where that is of other settings than the study's."""
+    found = read_saved(out / fit.folder / RESULT)
+    if found and found["method_settings"] != plan.methods[fit.method]:
+        raise OutputError(
+            f"{out / fit.folder} holds a fit with other settings ({found['method_settings']}); give the method another "
+            "name, or remove that folder"
+        )
+    return bool(found)

@@ -1,0 +1,65 @@
+"""`finetune` from the command line: a model that other commands read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from commands import run_command
+
+
+def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
+    llama_folder: Path, tmp_path: Path, facts_file: Path
+) -> None:
+    run = tmp_path / "run"
+    options = ("--split", "whole", "--steps", 4, "--batch-size", 4, "--checkpoint-every", 2, "--lora-rank", 2)
+    code, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, "--out", run)
+    assert code == 0, text
+    assert "validation loss" in text
+    models = (f"base={llama_folder}", f"tuned={llama_folder}+{run}")
+    code, text = run_command("curve", *models, "--facts", run / "heldout.jsonl", "--out", tmp_path / "out")
+    assert code == 0, text
+
+
+def test_finetune_trains_the_parts_and_the_objective_that_are_named(
+    llama_folder: Path, tmp_path: Path, facts_file: Path
+) -> None:
+    run, options = tmp_path / "run", ("--split", "whole", "--steps", 4, "--batch-size", 4, "--checkpoint-every", 2)
+    aim = ("--train", "qk", "--objective", "ce + 0.3*row-anchor(statement)", "--curriculum", "popular-first")
+    code, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, *aim, "--out", run)
+    assert code == 0, text
+    assert "Trained: qk, " in text
+    assert len(json.loads((run / "trajectory.json").read_text())["trajectory"]) == 2
+    for wrong, expected in (
+        (("--objective", "ce + magic"), "There are ce; kl(statement|question|few-shot)"),
+        (("--objective", "floor(2)"), "SHARE between 0 and 1"),
+        (("--train", "heads"), "no part 'heads'"),
+        (("--curriculum", "hard"), "no curriculum 'hard'"),
+        (("--objective", "ce + kl(statement)"), "other settings"),
+    ):
+        out = run if expected == "other settings" else tmp_path / "other"
+        code, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, *wrong, "--out", out)
+        assert (code, text.startswith("error: "), expected in text) == (2, True, True), text
+    assert not (tmp_path / "other").exists()
+
+
+def test_finetune_ranks_by_what_the_model_shows_and_drops_what_cannot_be_ranked(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    facts = [(f"Subject {i}", "city", ("Paris", "Rome")[i % 2]) for i in range(20)] + [("Alone", "king", "Juan")]
+    path = tmp_path / "facts.jsonl"
+    lines = [json.dumps({"subject": s, "relation": r, "answers": [a]}) + "\n" for s, r, a in facts]
+    path.write_text("".join(lines))
+    options = ("--facts", path, "--template", "The {relation} of {subject} is", "--steps", 2, "--checkpoint-every", 2)
+    ranked = ("--split", "top", "--rank-by", "salience", "--out", tmp_path / "out")
+    code, text = run_command("finetune", llama_folder, *options, *ranked)
+    assert code == 2
+    assert "no other answer in their relation" in text
+    code, text = run_command("finetune", llama_folder, *options, *ranked, "--skip-bad")
+    assert code == 0, text
+    assert json.loads((tmp_path / "out" / "attnbalance.json").read_text())["config"]["split"] == "top by salience"
+    code, text = run_command(
+        "finetune", llama_folder, *options, "--split", "whole", "--rank-by", "loss", "--out", tmp_path
+    )
+    assert code == 2
+    assert "split whole does not rank facts" in text

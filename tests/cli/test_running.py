@@ -1,0 +1,32 @@
+"""`demo` and `study` from the command line, and the version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from commands import run_command
+
+
+def test_relations_need_facts_in_the_demo(tmp_path: Path) -> None:
+    code, text = run_command("demo", "--relations", "country", "--out", tmp_path / "out")
+    assert code == 2
+    assert "--facts" in text
+
+
+def test_study_prints_its_table_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    recipe = "{steps: 5, batch_size: 8, layers: 1, d_model: 16, heads: 2, vocabulary: 400}"
+    config = tmp_path / "study.yaml"
+    config.write_text(
+        f"worlds: {{tiny: {{facts: synthetic, subjects: 30, answers: 3, recipe: {recipe}}}}}\nsplits: [top]\n"
+        "methods: {plain: {steps: 2, batch_size: 8}}"
+    )
+    code, text = run_command("study", config, "--out", tmp_path / "out")
+    assert code == 0, text
+    assert "| plain | top |" in text
+    code, text = run_command("study", tmp_path / "none.yaml", "--out", tmp_path / "other")
+    assert code == 2
+    assert text.startswith("error: cannot read the study")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert run_command("--version") == (0, "0.1.0\n")

@@ -1,0 +1,83 @@
+"""Measuring several models on the same prompts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import FACTS
+
+from attnbalance import FactSet, load_model, make_prompts, read_attention
+from attnbalance.comparison.measure import measure_all
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec
+from attnbalance.errors import DataError
+from attnbalance.files.outputs import write_json
+
+GOOD = FactSet(FACTS)
+SETTINGS = MeasureSettings(recall=True, batch_size=4)
+
+
+def test_a_label_used_twice_is_refused(llama_folder: Path, tmp_path: Path) -> None:
+    spec = ModelSpec("a", str(llama_folder))
+    with pytest.raises(DataError, match="label 'a' is used for more than one model"):
+        measure_all([spec, spec], make_prompts(GOOD), SETTINGS, tmp_path)
+
+
+def test_what_is_measured_is_what_the_library_reads(llama_folder: Path, tmp_path: Path) -> None:
+    prompts = make_prompts(GOOD)
+    (one,) = measure_all([ModelSpec("a", str(llama_folder))], prompts, SETTINGS, tmp_path)
+    rows = read_attention(load_model(llama_folder), prompts)
+    torch.testing.assert_close(one.reading().values, rows.to("subject").values, atol=1e-6, rtol=0)
+    assert one.reading().prompt_ids == tuple(prompt.prompt_id for prompt in prompts)
+    assert len(one.examples) == 3
+    for example in one.examples:
+        assert all(abs(sum(weights) - 1) < 1e-5 for weights in example.weights)
+        assert len(example.tokens) == len(example.in_subject) == len(example.weights[0])
+
+
+def test_what_was_measured_is_not_measured_again(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs, prompts = [ModelSpec("a", str(llama_folder))], make_prompts(GOOD)
+    first = measure_all(specs, prompts, SETTINGS, tmp_path)
+    monkeypatch.setattr("attnbalance.comparison.specs.load_model", lambda *_, **__: pytest.fail("loaded again"))
+    again = measure_all(specs, prompts, SETTINGS, tmp_path)
+    assert torch.equal(first[0].reading().values, again[0].reading().values)
+    assert (first[0].recall, first[0].examples) == (again[0].recall, again[0].examples)
+    assert dict(first[0].source) == dict(again[0].source)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        MeasureSettings(recall=True, batch_size=4, reduce="sum"),
+        MeasureSettings(batch_size=4),
+        MeasureSettings(template="plain"),
+    ],
+)
+def test_another_way_of_asking_is_measured_anew(llama_folder: Path, tmp_path: Path, settings: MeasureSettings) -> None:
+    specs = [ModelSpec("a", str(llama_folder))]
+    first = measure_all(specs, make_prompts(GOOD), SETTINGS, tmp_path)
+    other = measure_all(specs, make_prompts(GOOD, settings.template), settings, tmp_path)
+    assert not torch.equal(first[0].reading().values, other[0].reading().values) or other[0].recall is None
+
+
+def test_the_shortcuts_that_a_run_recorded_are_used(llama_folder: Path, tmp_path: Path) -> None:
+    specs, prompts = [ModelSpec("a", str(llama_folder))], make_prompts(GOOD)
+    settings = replace(SETTINGS, scoring="containment")  # a random model says no words
+    (plain,) = measure_all(specs, prompts, settings, tmp_path / "plain")
+    assert plain.recall
+    said = next(text for text in plain.recall.outputs if text.strip())
+    shortcuts = {relation: [said] for relation in GOOD.relations}
+    write_json(llama_folder / "attnbalance.json", {"kind": "finetune", "shortcuts": shortcuts})
+    (run,) = measure_all(specs, prompts, settings, tmp_path / "run")
+    assert run.recall
+    expected = [
+        not ok and said.lower().strip() in text.lower()
+        for ok, text in zip(run.recall.correct, run.recall.outputs, strict=True)
+    ]
+    assert list(run.recall.shortcut) == expected
+    assert any(expected)
+    assert run.source["shortcuts_from"] == "the training facts of a"

@@ -1,0 +1,184 @@
+"""The sentences of a report: every combination of answers yields a true one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnbalance.comparison.sentences import (
+    accuracy_sentence,
+    curves_sentence,
+    difference_sentence,
+    headline,
+    shown_layers,
+)
+from tests.fakes import a_comparison
+
+N = 40
+MOST = [i % 8 != 0 for i in range(N)]  # 7 of the 8 most popular questions, 35 of all
+FEW = [i % 8 == 1 for i in range(N)]  # 1 of the 8 most popular questions, 5 of all
+LESS = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.2, 0.3]}
+MORE = {"top": [0.1, 0.2, 0.3], "bottom": [0.1, 0.2, 0.6]}
+BOTH = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.4, 0.3]}
+ALIKE = {"top": [0.1, 0.2, 0.3], "bottom": [0.1, 0.2, 0.3]}
+APART = {"top": MOST, "bottom": FEW}
+LEVEL = {"top": MOST, "bottom": MOST}
+
+
+def test_lower_accuracy_with_lower_attention_is_what_the_theory_predicts():
+    text = headline(a_comparison(LESS, APART))
+    assert text.startswith("top answers 87.5% of the most popular fifth of questions right against bottom's 12.5% (")
+    assert "(difference +75.0 points [+" in text
+    assert "exact McNemar p = 0.031, n = 8), and, as the theory predicts, bottom attends less to the subject" in text
+    assert "layers: layer 2, 0.3" in text
+    assert text.endswith("(40 questions in all).")
+
+
+def test_the_order_of_the_pair_does_not_change_who_is_said_to_be_ahead():
+    there, back = a_comparison(LESS, APART), a_comparison(LESS, APART, pair=("bottom", "top"))
+    before, after = headline(there).split("difference"), headline(back).split("difference")
+    assert [part.split("[")[0] for part in before] == [part.split("[")[0] for part in after]
+
+
+def test_lower_accuracy_with_higher_attention_is_said_to_go_against_the_theory():
+    text = headline(a_comparison(MORE, APART))
+    assert (
+        ", but, against what the theory predicts, bottom attends more to the subject than top at 1 of 3 layers" in text
+    )
+    assert "layers: layer 2, 0.6" in text
+
+
+def test_lower_accuracy_with_attention_both_ways_names_both_layers():
+    text = headline(a_comparison(BOTH, APART))
+    assert (
+        "while subject attention goes both ways: bottom attends less to the subject than top at 1 of 3 layers: layer 2"
+        in text
+    )
+    assert ", but more at 1 of 3 layers: layer 1, 0.4" in text
+
+
+def test_lower_accuracy_without_a_difference_in_attention_says_that_the_prediction_is_not_seen():
+    text = headline(a_comparison(ALIKE, APART))
+    assert (
+        "but the lower attention that the theory predicts is not seen: subject attention does not differ measurably"
+        in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("attention", "expected"),
+    [
+        (LESS, "although bottom attends less to the subject than top at 1 of 3 layers"),
+        (MORE, "although bottom attends more to the subject than top at 1 of 3 layers"),
+        (BOTH, "although bottom attends less to the subject than top at 1 of 3 layers"),
+        (ALIKE, "and subject attention does not differ measurably at any layer"),
+    ],
+)
+def test_without_a_difference_in_accuracy_none_is_claimed(attention, expected):
+    text = headline(a_comparison(attention, LEVEL))
+    assert text.startswith(
+        "top and bottom do not differ measurably in accuracy on the most popular fifth of questions (87.5% and 87.5%,"
+    )
+    assert expected in text
+    assert "theory" not in text
+
+
+def test_five_questions_of_800_answered_differently_are_no_difference_in_accuracy():
+    correct = {"top": [i < 5 for i in range(800)], "bottom": [False] * 800}
+    made = a_comparison(LESS, correct, n=800, popular=False)
+    paired = made.accuracy_difference("top", "bottom")
+    assert paired is not None
+    assert paired.interval.excludes_zero  # but 5 to none is as likely as 1 in 16
+    text = headline(made)
+    assert text.startswith("top and bottom do not differ measurably in accuracy on all questions (0.6% and 0.0%,")
+    assert "exact McNemar p = 0.062, n = 800), although bottom attends less" in text
+    assert "theory" not in text
+    assert "], so the two are not told apart. top alone is right on 5" in accuracy_sentence(made)
+
+
+@pytest.mark.parametrize("attention", [LESS, MORE, BOTH, ALIKE])
+def test_without_recall_only_attention_is_told(attention):
+    text = headline(a_comparison(attention))
+    assert text.startswith("Over 40 questions, ")
+    assert text.endswith("; accuracy was not measured.")
+    assert "theory" not in text
+
+
+def test_recall_of_one_model_of_the_pair_is_no_comparison():
+    assert headline(a_comparison(LESS, {"top": MOST})).endswith("accuracy was not measured.")
+
+
+def test_without_popularity_all_questions_are_compared():
+    text = headline(a_comparison(LESS, APART, popular=False))
+    assert text.startswith("top answers 87.5% of all questions right against bottom's 12.5% (difference +75.0 points")
+    assert "n = 40" in text
+
+
+def test_one_label_is_told_by_itself():
+    text = headline(a_comparison({"only": [0.1, 0.5]}, {"only": MOST}, pair=None))
+    assert text.startswith("only attends most to the subject at layer 1 (0.")
+    assert "and answers 87.5% [" in text
+    assert "of the most popular fifth right (40 questions in all)." in text
+
+
+def test_several_labels_without_a_pair_are_told_one_after_the_other():
+    text = headline(a_comparison(LESS, pair=None))
+    assert "top attends most to the subject at layer 2" in text
+    assert "; bottom attends most" in text
+    assert text.count("its accuracy was not measured") == 2
+
+
+def test_one_subject_gives_no_claim_about_differences():
+    made = a_comparison(
+        LESS, {"top": [True] * 20 + [False] * 20, "bottom": [i % 2 == 0 for i in range(N)]}, subject="Ann"
+    )
+    text = headline(made)
+    assert "fewer than 5 subjects: no interval" in text
+    assert "fewer than 5 subjects give no interval for a difference in subject attention" in text
+    assert "theory" not in text
+    assert "although" not in text
+
+
+def test_models_of_different_depth_are_not_subtracted():
+    made = a_comparison({"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.2]}, APART)
+    assert not made.comparable()
+    text = headline(made)
+    assert "top answers 87.5%" in text
+    assert "has no difference by layer, because bottom has 2 layers of 2 heads and top has 3 layers of 2 heads" in text
+    assert shown_layers(made) == {"top": 2, "bottom": 1}
+
+
+def test_a_caveat_ends_the_sentence():
+    plain = a_comparison(LESS, APART)
+    assert headline(replace(plain, caveat="one seed")) == headline(plain).removesuffix(".") + "; one seed."
+
+
+def test_many_differing_layers_are_named_in_runs_with_the_largest():
+    made = a_comparison({"top": [0.3, 0.3, 0.6, 0.3, 0.1, 0.4], "bottom": [0.1, 0.1, 0.1, 0.1, 0.1, 0.1]})
+    assert "at 5 of 6 layers (layers 0 to 3 and 5), most at layer 2, " in difference_sentence(made)
+    assert shown_layers(made) == {"top": 2, "bottom": 2}
+
+
+def test_a_headline_is_one_sentence_and_claims_no_cause():
+    for attention in (LESS, MORE, BOTH, ALIKE):
+        for correct in (APART, LEVEL, None):
+            text = headline(a_comparison(attention, correct))
+            assert text.count(". ") == 0
+            assert "cause" not in text
+
+
+def test_smaller_sentences_hold_the_numbers_of_their_section():
+    made = a_comparison(LESS, APART)
+    assert curves_sentence(made).startswith("Subject attention is highest in top at layer 2 (0.")
+    said = accuracy_sentence(made)
+    assert "top 87.5% [" in said
+    assert "top minus bottom: +75.0 points [" in said
+    assert "top alone is right on 30, bottom alone on 0 (exact McNemar p = 1.9e-09)" in said  # 2 * 0.5 ** 30
+    assert "], so the two differ. top alone" in said
+    assert difference_sentence(replace(made, pair=None)) == ""
+
+
+def test_two_models_that_answer_nothing_right_are_said_to():
+    text = headline(a_comparison(LESS, {"top": [False] * N, "bottom": [False] * N}))
+    assert text.startswith("neither top nor bottom answers any of the most popular fifth of questions right (n = 8)")

@@ -1,0 +1,60 @@
+"""Models by label, and how they are written on a command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny import FACTS
+
+from attnbalance import FactSet
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, parse_spec, results_config
+from attnbalance.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=some/model", ModelSpec("a", "some/model")),
+        ("a=some/model+runs/lora", ModelSpec("a", "some/model", "runs/lora")),
+        ("some/model", ModelSpec("model", "some/model")),
+        ("some/model+runs/lora", ModelSpec("model", "some/model", "runs/lora")),
+        ("a=b=c", ModelSpec("a", "b=c")),
+    ],
+)
+def test_a_model_is_named_by_label_path_and_adapter(text: str, expected: ModelSpec) -> None:
+    assert parse_spec(text) == expected
+
+
+@pytest.mark.parametrize("text", ["=x", "a=", "a=+lora", "a=model+", ""])
+def test_half_a_model_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match="expected LABEL=MODEL"):
+        parse_spec(text)
+
+
+def test_a_plus_belongs_to_a_folder_that_exists(tmp_path: Path) -> None:
+    folder = tmp_path / "c++"
+    folder.mkdir()
+    assert parse_spec(f"a={folder}") == ModelSpec("a", str(folder))
+
+
+def test_an_equals_sign_belongs_to_a_path_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lr=1e-4").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert parse_spec("lr=1e-4") == ModelSpec("lr=1e-4", "lr=1e-4")
+    assert parse_spec("a=lr=1e-4") == ModelSpec("a", "lr=1e-4")
+
+
+def test_a_home_folder_is_found_behind_a_label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse_spec("a=~/model+~/adapter") == ModelSpec("a", f"{tmp_path}/model", f"{tmp_path}/adapter")
+
+
+def test_the_config_of_results_changes_with_weights_facts_and_settings(llama_folder: Path) -> None:
+    specs, facts = [ModelSpec("a", str(llama_folder))], FactSet(FACTS)
+    config = results_config(specs, facts, MeasureSettings(), False)
+    assert config == results_config(specs, facts, MeasureSettings(), False)
+    assert config["how"] != results_config(specs, facts, MeasureSettings(reduce="sum"), False)["how"]
+    assert config["facts_sha256"] != results_config(specs, FactSet(FACTS[1:]), MeasureSettings(), False)["facts_sha256"]
+    (llama_folder / "config.json").write_text((llama_folder / "config.json").read_text() + " ")
+    assert config["files"] != results_config(specs, facts, MeasureSettings(), False)["files"]

@@ -1,0 +1,68 @@
+"""A comparison's curves and recall as JSON, against hand counts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from attnbalance.comparison.tables import curves_json, recall_json
+from tests.fakes import a_comparison
+
+ATTENTION = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.4]}
+MADE = a_comparison(ATTENTION, {"top": [i < 30 for i in range(40)]})
+
+
+def test_curves_json_holds_means_and_bounds_of_each_label():
+    found = curves_json(MADE)
+    assert list(found) == ["name", "reduce", "curves"]
+    assert (found["name"], found["reduce"]) == ("subject attention (max)", "max")
+    top, bottom = found["curves"]
+    assert list(top) == ["label", "layers", "mean", "low", "high", "n"]
+    assert (top["label"], top["layers"], bottom["layers"], top["n"]) == ("top", [0, 1, 2], [0, 1], 40)
+    values = MADE["top"].reading().values.double()
+    for layer in range(3):
+        assert top["mean"][layer] == pytest.approx(float(sum(values[:, layer].flatten())) / 80)
+        assert top["low"][layer] < top["mean"][layer] < top["high"][layer]
+
+
+def test_a_missing_bound_is_null():
+    found = curves_json(a_comparison({"only": [0.5]}, pair=None, subject="Ann"))
+    assert found["curves"][0]["low"] == [None]
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_recall_json_holds_hand_counted_accuracies():
+    [top] = recall_json(MADE)
+    assert (top["label"], top["accuracy"], top["n"], top["wrong"]) == ("top", 0.75, 40, 10)
+    assert top["shortcut_rate"] == 0.5  # wrong are 30, ..., 39; the even ones are the shortcut
+    assert [part["accuracy"] for part in top["by_popularity"]] == [1, 1, 1, 0.75, 0]
+    assert [
+        (part["quintile"], part["popularity_high"], part["popularity_low"], part["n"]) for part in top["by_popularity"]
+    ] == [
+        (0, 1000, 993, 8),
+        (1, 992, 985, 8),
+        (2, 984, 977, 8),
+        (3, 976, 969, 8),
+        (4, 968, 961, 8),
+    ]
+    assert [(part["percent"], part["n"]) for part in top["top_percentiles"]][::9] == [(10, 4), (100, 40)]
+    assert top["top_percentiles"][-1]["accuracy"] == 0.75
+    assert json.loads(json.dumps([top], allow_nan=False)) == [top]
+
+
+def test_recall_json_without_wrong_answers_or_popularity_has_no_rate_and_no_fifths():
+    [all_right] = recall_json(a_comparison(ATTENTION, {"top": [True] * 40}, popular=False))
+    assert all_right["shortcut_rate"] is None
+    assert all_right["by_popularity"] == []
+
+
+def test_further_readings_follow_the_first_in_curves_json():
+    def two(one):
+        return replace(one, readings=(one.reading(), replace(one.reading(), name="value salience (last)")))
+
+    found = curves_json(replace(MADE, measured=tuple(map(two, MADE.measured))))
+    assert {name: found[name] for name in ("name", "reduce", "curves")} == curves_json(MADE)
+    [further] = found["further"]
+    assert (further["name"], further["curves"]) == ("value salience (last)", found["curves"])

@@ -1,0 +1,100 @@
+"""A user's own facts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbalance import Fact
+from attnbalance.data.sources.own_facts import load_own
+from attnbalance.errors import DataError
+
+GOOD = {"subject": "Peru", "relation": "capital", "answers": ["Lima"]}
+
+
+def written(folder: Path, *rows: object) -> Path:
+    path = folder / "facts.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def test_all_columns_come_through_and_the_optional_ones_may_be_absent(tmp_path: Path) -> None:
+    full = GOOD | {"popularity": 12, "question": "Peru's capital?", "subject_start": 0}
+    second = {"subject": "Oslo", "relation": "country", "answers": "Norway", "question": None}
+    facts = load_own(written(tmp_path, full, second))
+    assert facts.facts == (
+        Fact("Peru", "capital", ("Lima",), 12.0, "Peru's capital?", 0),
+        Fact("Oslo", "country", ("Norway",)),
+    )
+    assert facts.dropped == {}
+
+
+def test_cells_of_a_csv_hold_one_answer_or_a_json_list(tmp_path: Path) -> None:
+    path = tmp_path / "facts.csv"
+    path.write_text(
+        'subject,relation,answers,popularity\nPeru,capital,"[""Lima"", ""City of Kings""]",7.5\nOslo,country,Norway,\n'
+    )
+    assert [(fact.answers, fact.popularity) for fact in load_own(path)] == [
+        (("Lima", "City of Kings"), 7.5),
+        (("Norway",), None),
+    ]
+
+
+def test_a_whole_number_is_read_as_text(tmp_path: Path) -> None:
+    (fact,) = load_own(written(tmp_path, {"subject": 1984, "relation": "author", "answers": [2001, "two"]}))
+    assert (fact.subject, fact.answers) == ("1984", ("2001", "two"))
+
+
+def test_rows_of_one_question_are_merged_and_counted(tmp_path: Path) -> None:
+    facts = load_own(written(tmp_path, GOOD, GOOD | {"answers": ["Ciudad de los Reyes"]}))
+    assert facts[0].answers == ("Lima", "Ciudad de los Reyes")
+    assert sum(facts.dropped.values()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"popularty": 3}, r"row 2: unknown column 'popularty' \(did you mean 'popularity'\?\)"),
+        ({"subj": "x", "prop": "y", "obj": "z"}, "this looks like PopQA: write popqa:"),
+        ({"answers": []}, "row 2: no 'answers'"),
+        ({"subject": ""}, "row 2: no 'subject'"),
+        ({"relation": None}, "row 2: no 'relation'"),
+        ({"subject": "  "}, "row 2: a fact needs a subject"),
+        ({"answers": ["Lima", ""]}, "none of them empty; got"),
+        ({"answers": "[Lima"}, r"'\[Lima' is not a JSON list"),
+        ({"answers": {"a": 1}}, "an answer must be text, got"),
+        ({"popularity": "high"}, "popularity must be a number of at least 0, got 'high'"),
+        ({"popularity": -1}, "got -1"),
+        ({"popularity": "inf"}, "got 'inf'"),
+        ({"subject_start": "first"}, "row 2: .*first"),
+        ({"subject": True}, "row 2: subject must be text, got True"),
+        ({"subject": ["Oslo"]}, r"row 2: subject must be text, got \['Oslo'\]"),
+        ({"subject": {"a": 1}}, "row 2: subject must be text, got {'a': 1}"),
+        ({"subject": 1.5}, "row 2: subject must be text, got 1.5"),
+        ({"relation": True}, "row 2: relation must be text, got True"),
+        ({"relation": ["capital"]}, "row 2: relation must be text"),
+        ({"question": True}, "row 2: question must be text, got True"),
+        ({"answers": True}, "row 2: an answer must be text, got True"),
+        ({"answers": float("nan")}, "row 2: an answer must be text, got nan"),
+        ({"answers": ["Lima", True]}, "row 2: an answer must be text, got True"),
+        ({"answers": [["Lima"]]}, r"row 2: an answer must be text, got \['Lima'\]"),
+        ({"answers": [float("inf")]}, "row 2: an answer must be text, got inf"),
+        ({"popularity": True}, "row 2: popularity must be a number of at least 0, got True"),
+        ({"popularity": 10**400}, "row 2: popularity must be a number of at least 0, got 1000"),
+        ({"popularity": float("nan")}, "row 2: .*got nan"),
+        ({"subject_start": True}, "row 2: subject_start must be a whole number"),
+        ({"subject_start": 0.5}, "row 2: subject_start must be a whole number of at least 0, got 0.5"),
+        ({"subject_start": -1}, "row 2: subject_start must be a whole number of at least 0, got -1"),
+        ({"subject": "Os\ud800lo"}, "row 2: .*half a character"),
+        ({"answers": ["\udfff"]}, "row 2: .*half a character"),
+        ({"relation": "\ud800"}, "row 2: .*half a character"),
+        ({"question": "Oslo\ud800?"}, "row 2: .*half a character"),
+        ({"answers": "[" * 100_000}, "row 2: answers .* is not a JSON list"),
+        ({"answers": "[" + "9" * 5000 + "]"}, "row 2: answers .* is not a JSON list .*4300 digits"),
+    ],
+)
+def test_a_bad_row_is_refused_with_its_number_and_the_value(change: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        load_own(written(tmp_path, GOOD, GOOD | change))

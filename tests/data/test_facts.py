@@ -1,0 +1,88 @@
+"""Facts and sets of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnbalance import Fact, FactSet
+from attnbalance.errors import DataError
+
+
+def fact(subject: str, relation: str = "sport", answer: str = "chess", popularity: float | None = None) -> Fact:
+    return Fact(subject, relation, (answer,), popularity)
+
+
+def test_a_fact_gives_its_known_fields_as_json() -> None:
+    whole = Fact("Rust", "author", ("A", "B"), 3.0, "Rust?", 0)
+    assert whole.answer == "A"
+    assert whole.as_dict() == {
+        "subject": "Rust",
+        "relation": "author",
+        "answers": ["A", "B"],
+        "popularity": 3.0,
+        "question": "Rust?",
+        "subject_start": 0,
+    }
+    assert fact("x").as_dict() == {"subject": "x", "relation": "sport", "answers": ["chess"]}
+
+
+@pytest.mark.parametrize("parts", [(" ", "r", ("a",)), ("s", "", ("a",)), ("s", "r", ()), ("s", "r", (" ",))])
+def test_a_fact_that_nobody_could_be_asked_is_refused_with_its_values(parts) -> None:
+    with pytest.raises(DataError, match="needs a subject, a relation and an answer; got {'subject'"):
+        Fact(*parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (("Paris", "country", "France"), "answers must be a tuple of texts, got 'France'"),
+        (("Paris", "country", (3,)), "answers must be a tuple of texts"),
+        ((3, "country", ("France",)), "subject must be a text, got 3"),
+        (("Paris", "country", ("France",), float("nan")), "popularity must be a finite number or None, got nan"),
+        (("Paris", "country", ("France",), "12"), "popularity must be a finite number or None, got '12'"),
+        (("Paris", "country", ("France",), None, 7), "question must be a text, got 7"),
+    ],
+)
+def test_a_field_of_another_type_is_refused(parts, message) -> None:
+    with pytest.raises(DataError, match=message):
+        Fact(*parts)
+
+
+def test_relations_come_in_order_and_an_unknown_one_is_named_with_those_there_are() -> None:
+    facts = FactSet((fact("a", "z"), fact("b", "y"), fact("c", "z")), "mine")
+    assert facts.relations == ("z", "y")
+    assert [one.subject for one in facts.of_relations(["z"])] == ["a", "c"]
+    with pytest.raises(DataError, match="no facts of relation 'w' in mine; it has: y, z"):
+        facts.of_relations(["z", "w"])
+
+
+def test_sampling_is_seeded_without_replacement_and_keeps_order() -> None:
+    facts = FactSet(tuple(fact(f"s{i:02}") for i in range(50)))
+    drawn = facts.sample(20, seed=3)
+    assert drawn.facts == facts.sample(20, seed=3).facts != facts.sample(20, seed=4).facts
+    assert [one.subject for one in drawn] == sorted({one.subject for one in drawn})
+    assert len(drawn) == 20
+    assert facts.sample(50).facts == facts.sample(99).facts == facts.facts
+    with pytest.raises(DataError, match="at least 1, got 0"):
+        facts.sample(0)
+
+
+def test_merging_joins_answers_of_one_question_and_keeps_the_largest_popularity() -> None:
+    same = [Fact("Jo", "sport", answers, popularity) for answers, popularity in [(("a", "b"), 2.0), (("b", "c"), 9.0)]]
+    other = Fact("Jo", "sport", ("d",), None, "Jo plays what?")
+    merged = FactSet((same[0], other, same[1])).merged()
+    assert [(one.answers, one.popularity) for one in merged] == [(("a", "b", "c"), 9.0), (("d",), None)]
+    assert merged.merged().facts == merged.facts
+
+
+def test_the_most_frequent_answer_of_a_relation_brings_its_aliases_and_ties_go_to_the_first() -> None:
+    facts = FactSet(
+        (
+            Fact("a", "country", ("Peru",)),
+            Fact("b", "country", ("Chile", "Republic of Chile")),
+            Fact("c", "country", ("Chile",)),
+            Fact("d", "sport", ("golf",)),
+            Fact("e", "sport", ("chess",)),
+        )
+    )
+    assert facts.most_frequent_answers() == {"country": ("Chile", "Republic of Chile"), "sport": ("golf",)}

@@ -1,0 +1,99 @@
+"""A world in sentences: how often a fact is stated, in which forms, and what its statement prompt is."""
+
+from collections import Counter
+
+import pytest
+from scipy import stats
+
+from attnbalance.data.facts import Fact, FactSet
+from attnbalance.data.prompts import make_prompts
+from attnbalance.data.sources.popqa import QUESTIONS
+from attnbalance.data.statements import (
+    PREFIXES,
+    SPECIAL_FORMS,
+    World,
+    statement_forms,
+    statement_prompts,
+)
+from attnbalance.data.synthetic import RELATIONS
+from attnbalance.errors import DataError
+
+FACTS = FactSet(tuple(Fact(name, "sport", ("golf",), p) for name, p in (("Ann", 16.0), ("Bob", 4.0), ("Cid", 1.0))))
+
+
+@pytest.mark.parametrize(("power", "shares"), [(1.0, (16, 4, 1)), (0.5, (4, 2, 1)), (0.0, (1, 1, 1))])
+def test_facts_are_stated_as_often_as_popularity_to_the_power(power, shares):
+    statements = World(FACTS, power).statements(7000, seed=1)
+    counts = [sum(fact.subject in statement for statement in statements) for fact in FACTS]
+    assert sum(counts) == 7000
+    assert stats.chisquare(counts, [7000 * share / sum(shares) for share in shares]).pvalue > 1e-4
+
+
+def test_forms_and_prefixes_are_all_used_alike():
+    forms = statement_forms("sport")
+    expected = Counter()
+    for prefix in PREFIXES:
+        for form in forms:
+            text = f"{prefix} {form}" if prefix else form[0].upper() + form[1:]
+            expected[text.format(subject="Ann", relation="sport", answer="golf")] += 1
+    found = Counter(World(FACTS.where(lambda fact: fact.subject == "Ann")).statements(6000))
+    assert set(found) == set(expected)
+    assert stats.chisquare([found[text] for text in expected]).pvalue > 1e-4
+
+
+def test_the_same_seed_gives_the_same_statements():
+    world = World(FACTS)
+    assert world.statements(20, seed=4) == world.statements(20, seed=4) != world.statements(20, seed=5)
+
+
+@pytest.mark.parametrize("relation", [*QUESTIONS, *RELATIONS, "anything else"])
+def test_every_form_ends_in_the_answer_and_names_the_subject_once(relation):
+    forms = statement_forms(relation)
+    assert len(forms) == len(set(forms)) >= 2
+    for form in forms:
+        assert form.endswith(" {answer}.")
+        assert form.count("{subject}") == form.count("{answer}") == 1
+
+
+def test_special_forms_are_of_relations_that_exist():
+    assert set(SPECIAL_FORMS) <= {*QUESTIONS, *RELATIONS}
+
+
+def test_a_statement_prompt_is_a_statement_without_its_answer():
+    france, lima = Fact("France", "capital", ("Paris",), 2.0), Fact("Lima", "capital of", ("Peru",), 1.0)
+    prompts = statement_prompts([france, lima, france])
+    assert [prompt.text for prompt in prompts] == [
+        "The capital of France is",
+        "Lima is the capital of",
+        "The capital of France is",
+    ]
+    assert [prompt.part("subject") for prompt in prompts] == ["France", "Lima", "France"]
+    assert [prompt.prompt_id for prompt in prompts] == [p.prompt_id for p in make_prompts([france, lima, france])]
+    for prompt in prompts[:2]:
+        alone = World(FactSet((prompt.fact,)))
+        assert f"{prompt.text} {prompt.fact.answer}." in alone.statements(300)
+
+
+def test_braces_in_a_name_are_kept():
+    world = World(FactSet((Fact("{subject}", "sport", ("{}",), 1.0),)))
+    assert all("{subject}" in statement and "{}" in statement for statement in world.statements(20))
+
+
+@pytest.mark.parametrize(
+    ("facts", "power", "message"),
+    [
+        (FactSet(()), 1.0, "needs facts"),
+        (FACTS, -1.0, "power of at least 0"),
+        (FACTS, float("inf"), "power of at least 0"),
+        (FACTS, 1000.0, r"popularity \*\* 1000.0 must add up to a finite number"),
+        (FactSet((Fact("Ann", "sport", ("golf",)),)), 1.0, "no popularity"),
+        (FactSet((Fact("Ann", "sport", ("golf",), 0.0),)), 1.0, "popularity 0"),
+    ],
+)
+def test_a_world_that_cannot_be_drawn_from_is_refused(facts, power, message):
+    with pytest.raises(DataError, match=message):
+        World(facts, power)
+
+
+def test_without_popularity_all_facts_may_be_stated_alike():
+    assert World(FactSet((Fact("Ann", "sport", ("golf",)),)), power=0).weights == (1.0,)

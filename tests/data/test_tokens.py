@@ -1,0 +1,230 @@
+"""Spans of tokens, against a count of bytes that knows nothing of offsets."""
+
+from __future__ import annotations
+
+import pytest
+from tiny import FACTS, TOKENIZERS, tiny_prompts, tiny_tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from attnbalance import Fact, Prompt
+from attnbalance.data.prompts import make_prompts
+from attnbalance.data.tokens import Encoding, as_chat, batches, check_lengths, encode, encode_answers, pad
+from attnbalance.errors import BadRowsError, DataError, ModelError
+
+NORMALISING = ("lower",)
+
+
+def byte_unit(piece: str, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of bytes of text that one token of a byte-level or byte-fallback vocabulary stands for."""
+    if piece in ("<s>", "</s>"):
+        return 0
+    if piece.startswith("<0x"):
+        return 1
+    if "▁" in tokenizer.get_vocab():
+        return len(piece.replace("▁", " ").encode())
+    return len(piece)  # the byte-level alphabet has one character a byte
+
+
+def tokens_by_bytes(prompt: Prompt, one: Encoding, tokenizer: PreTrainedTokenizerBase, lead: int) -> tuple[int, ...]:
+    """The tokens that share a byte with the subject; `lead` bytes stand before the text (a prepended mark)."""
+    start = lead + len(prompt.text[: prompt.spans["subject"][0]].encode())
+    end = start + len(prompt.part("subject").encode())
+    found, place = [], 0
+    for i, piece in enumerate(tokenizer.convert_ids_to_tokens(list(one.ids))):
+        size = byte_unit(piece, tokenizer)
+        if place < end and place + size > start:
+            found.append(i)
+        place += size
+    assert place == lead + len(prompt.text.encode())
+    return tuple(found)
+
+
+@pytest.mark.parametrize("template", ["qa", "plain", "{subject}", "({subject})"])
+@pytest.mark.parametrize("kind", [kind for kind in TOKENIZERS if kind not in NORMALISING])
+def test_subject_tokens_are_those_that_share_a_byte_with_the_subject(kind: str, template: str) -> None:
+    tokenizer, prompts = tiny_tokenizer(kind), tiny_prompts(template)
+    for prompt, one in zip(prompts, encode(prompts, tokenizer), strict=True):
+        expected = tokens_by_bytes(prompt, one, tokenizer, lead=1 if kind == "metaspace" else 0)
+        if kind == "trimmed":  # a token that is only the space before the subject is reported without width
+            expected = tuple(j for j in expected if tokenizer.decode([one.ids[j]]).strip() or j != expected[0])
+        assert one.spans["subject"] == expected, prompt.text
+
+
+def test_subject_tokens_of_a_normalising_tokenizer_decode_to_the_subject() -> None:
+    tokenizer = tiny_tokenizer("lower")
+    for fact, one in zip(FACTS, encode(tiny_prompts(), tokenizer), strict=True):
+        decoded = tokenizer.decode([one.ids[j] for j in one.spans["subject"]])
+        assert decoded.strip() == tokenizer.decode(tokenizer(fact.subject)["input_ids"]).strip()
+
+
+def test_a_subject_before_an_apostrophe_ends_there() -> None:
+    tokenizer = tiny_tokenizer()
+    prompt = make_prompts([Fact("Ada Lovelace", "occupation", ("x",), question="What is Ada Lovelace's job?")], "plain")
+    one = encode(prompt, tokenizer)[0]
+    assert tokenizer.decode([one.ids[j] for j in one.spans["subject"]]) == " Ada Lovelace"
+    assert tokenizer.decode(one.ids[one.spans["subject"][-1] + 1 :]).startswith("'s")
+
+
+@pytest.mark.parametrize(
+    "question", ["Rust", "Rust?", "Who wrote Rust", "é Rust", "Rust 👩‍👩‍👧", "\nRust\n", "مرحبا Rust مرحبا"]
+)
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_subject_at_the_start_or_the_end_is_found(kind: str, question: str) -> None:
+    tokenizer = tiny_tokenizer(kind)
+    one = encode(make_prompts([Fact("Rust", "author", ("x",), question=question)], "plain"), tokenizer)[0]
+    assert "rust" in tokenizer.decode([one.ids[j] for j in one.spans["subject"]]).lower()
+    assert one.spans["subject"] == tuple(range(one.spans["subject"][0], one.spans["subject"][-1] + 1))
+
+
+def test_special_tokens_stand_before_the_text_and_never_behind_it() -> None:
+    plain = encode(tiny_prompts(), tiny_tokenizer())
+    for kind in ("bos", "eos"):  # the "eos" tokenizer frames a text in <s> and </s>
+        for bare, framed in zip(plain, encode(tiny_prompts(), tiny_tokenizer(kind)), strict=True):
+            assert framed.ids == (0, *bare.ids)
+            assert framed.spans["subject"] == tuple(j + 1 for j in bare.spans["subject"])
+
+
+def test_whole_words_reported_without_width_get_the_same_tokens_as_with_it() -> None:
+    tokenizer = tiny_tokenizer("zero_width")
+    found = tokenizer([tiny_prompts()[1].text], return_offsets_mapping=True)["offset_mapping"][0]  # pyright: ignore[reportIndexIssue]
+    assert sum(start == end for start, end in found) > 5  # or this would test nothing
+    for with_width, without in zip(
+        encode(tiny_prompts(), tiny_tokenizer()), encode(tiny_prompts(), tokenizer), strict=True
+    ):
+        assert without.ids == with_width.ids
+        assert without.spans == with_width.spans
+
+
+def test_a_chat_holds_the_same_subject_and_no_second_set_of_special_tokens() -> None:
+    tokenizer = tiny_tokenizer("chat")
+    chats = as_chat(tiny_prompts("plain"), tokenizer)
+    for fact, chat, one in zip(FACTS, chats, encode(chats, tokenizer), strict=True):
+        assert chat.part("subject") == fact.subject
+        assert chat.text == f"<s><|user|>\n{fact.question}</s>\nAssistant:"
+        assert one.ids.count(0) == one.ids.count(1) == 1
+        assert tokenizer.decode([one.ids[j] for j in one.spans["subject"]]).strip() == fact.subject
+
+
+def test_a_chat_needs_a_template_that_leaves_the_question_as_it_is() -> None:
+    with pytest.raises(ModelError, match="no chat template"):
+        as_chat(tiny_prompts(), tiny_tokenizer())
+    tokenizer = tiny_tokenizer("chat")
+    tokenizer.chat_template = "{{ messages[0]['content'] | upper }}"
+    with pytest.raises(ModelError, match="alters the text of a turn: 'Question: In what country"):
+        as_chat(tiny_prompts(), tokenizer)
+
+
+def test_a_tokenizer_without_offsets_is_refused_by_name() -> None:
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ModelError, match=r"Slow gives no character offsets; use a fast one"):
+        encode.__wrapped__(tiny_prompts(), Slow())  # pyright: ignore - past the type check, as users are
+
+
+def test_a_span_whose_tokens_say_something_else_is_refused_with_the_first_rows() -> None:
+    fact = Fact("Rust", "author", ("x",), question="Who wrote it?")
+    wrong = Prompt("Who wrote it?", {"subject": (40, 44)}, "author/Rust", fact)
+    message = r"1 of 10 prompts have a span(.|\n)*row 10: '' has no token(.|\n)*fix .*`skip_bad=True`"
+    with pytest.raises(BadRowsError, match=message):
+        encode((*tiny_prompts(), wrong), tiny_tokenizer())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_keeps_ids_positions_query_and_spans(side: str) -> None:
+    encodings = encode(tiny_prompts(), tiny_tokenizer())
+    batch = pad(encodings, pad_id=7, padding_side=side)
+    width = max(len(one.ids) for one in encodings)
+    for row, one in enumerate(encodings):
+        size = len(one.ids)
+        start = width - size if side == "left" else 0
+        real = list(range(start, start + size))
+        assert batch.input_ids[row].tolist() == [7] * start + list(one.ids) + [7] * (width - size - start)
+        assert batch.attention_mask[row].nonzero().flatten().tolist() == real
+        assert batch.position_ids[row, real].tolist() == list(range(size))
+        assert int(batch.query_index[row]) == real[-1]
+        assert batch.spans["subject"][row].nonzero().flatten().tolist() == [start + j for j in one.spans["subject"]]
+
+
+def test_batches_hold_every_prompt_once_longest_first() -> None:
+    encodings = encode(tiny_prompts(), tiny_tokenizer())
+    groups = list(batches(encodings, 4))
+    assert [len(group) for group in groups] == [4, 4, 1]
+    flat = [i for group in groups for i in group]
+    assert sorted(flat) == list(range(9))
+    lengths = [len(encodings[i].ids) for i in flat]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+def test_a_prompt_of_just_the_models_positions_passes_and_one_more_is_named() -> None:
+    encodings = encode(tiny_prompts(), tiny_tokenizer())
+    longest = max(len(one.ids) for one in encodings)
+    check_lengths(encodings, longest)
+    check_lengths(encodings, None)
+    check_lengths(encodings, longest + 3, extra=[3] * len(encodings))
+    with pytest.raises(
+        BadRowsError, match=rf"1 of 9 .*{longest - 1} positions(.|\n)*{longest} tokens: 'Question(.|\n)*skip_bad=True"
+    ):
+        check_lengths(encodings, longest - 1)
+    with pytest.raises(BadRowsError, match="and 3 to generate") as caught:
+        check_lengths(encodings, longest + 2, extra=[3] * len(encodings))
+    assert caught.value.indices == tuple(i for i, one in enumerate(encodings) if len(one.ids) == longest)
+
+
+@pytest.mark.parametrize(("side", "count"), [("middle", 9), ("left", 0)])
+def test_pad_refuses_another_side_and_no_prompts(side: str, count: int) -> None:
+    with pytest.raises(DataError, match=f"got '{side}' and {count}"):
+        pad(encode(tiny_prompts()[:count], tiny_tokenizer()), padding_side=side)
+
+
+def test_trained_tokenizer_without_bytes_maps_popqa_subjects(stories, popqa) -> None:
+    from attnbalance import load_facts
+
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    prompts = make_prompts(load_facts(f"popqa:{popqa}", limit=300))
+    for prompt, one in zip(prompts, encode(prompts, tokenizer), strict=True):
+        decoded = tokenizer.decode([one.ids[j] for j in one.spans["subject"]])
+        assert prompt.part("subject") in decoded
+        assert len(decoded.strip()) <= len(prompt.part("subject")) + 2  # at most a token's edge more than the subject
+
+
+@pytest.mark.parametrize("kind", ["plain", "bos", "trimmed", "metaspace", "ignore_merges", "zero_width", "lower"])
+def test_tokens_are_shown_as_the_characters_that_they_stand_for(kind: str) -> None:
+    tokenizer = tiny_tokenizer(kind)
+    for one in encode([p for p in tiny_prompts() if p.text.isascii()], tokenizer):
+        start = "<s>" if one.tokens[0] == "<s>" else ""
+        assert "".join(one.tokens) == start + one.prompt.text
+
+
+def test_an_answer_stands_behind_a_space_and_in_a_chat_right_behind_the_header():
+    tokenizer, prompts = tiny_tokenizer("chat"), tiny_prompts("qa")
+    for asked, space in ((prompts, " "), (as_chat(prompts, tokenizer), "")):
+        encodings = encode(asked, tokenizer)
+        for one, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True):
+            assert tokenizer.decode(answer) == f"{space}{one.prompt.fact.answer}"
+
+
+def test_prompts_that_reach_a_length_are_batched_only_with_prompts_of_their_own_length() -> None:
+    encodings = encode(tiny_prompts(), tiny_tokenizer())
+    lengths = [len(encoding.ids) for encoding in encodings]
+    middle = sorted(lengths)[4]
+    groups = list(batches(encodings, 3, alike_from=middle))
+    assert sorted(i for group in groups for i in group) == list(range(len(encodings)))
+    for group in groups:
+        assert len(group) <= 3
+        assert max(lengths[i] for i in group) < middle or len({lengths[i] for i in group}) == 1
+    assert list(batches(encodings, 3, alike_from=max(lengths) + 1)) == list(batches(encodings, 3))
+
+
+@pytest.mark.parametrize("subject", ["Paris", "1984", "Zürich", "北京"])
+def test_a_subject_has_the_same_sentencepiece_tokens_at_the_start_of_a_text_and_within(stories, subject: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    fact = Fact(subject, "country", ("x",))
+    spans = []
+    for template in ("{subject} is in", "I see that {subject} is in"):
+        (encoding,) = encode(make_prompts([fact], template), tokenizer)
+        spans.append(tokenizer.convert_ids_to_tokens([encoding.ids[j] for j in encoding.spans["subject"]]))
+        before = tokenizer.convert_ids_to_tokens(encoding.ids[encoding.spans["subject"][0] - 1])
+        assert before == "▁"  # this vocabulary has it as a token of its own before these subjects
+    assert spans[0] == spans[1]
+    assert "".join(spans[0]).startswith(subject[0]) or spans[0][0].startswith("<0x")

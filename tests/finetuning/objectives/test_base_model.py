@@ -1,0 +1,86 @@
+"""Forms in which the base is asked, and adapters that are switched off and on again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from base_oracle import (
+    NAMES,
+    SPORTS,
+    TOWNS,
+    base,
+)
+from peft import LoraConfig, get_peft_model
+from tiny import tiny_model
+
+from attnbalance.data.prompts import make_prompts
+from attnbalance.errors import DataError
+from attnbalance.finetuning.objectives.base_model import SHOTS, in_form, without_adapters
+
+
+def test_questions_are_the_prompts_and_statements_end_before_the_answer() -> None:
+    prompts = make_prompts(TOWNS)
+    assert in_form("question", prompts) == list(prompts)
+    stated = in_form("statement", prompts)
+    assert [one.text for one in stated] == [f"The city of {name} is" for name in NAMES]
+    assert [one.part("subject") for one in stated] == list(NAMES)
+
+
+def test_few_shot_puts_four_answered_questions_of_the_relation_before_the_own_one() -> None:
+    prompts = make_prompts([*TOWNS, *SPORTS])
+    found = in_form("few-shot", prompts, seed=1)
+    for prompt, one in zip(prompts, found, strict=True):
+        *shots, last = one.text.split("\n\n")
+        assert last == prompt.text
+        assert len(shots) == len(set(shots)) == SHOTS == 4
+        own = f"{prompt.text} {prompt.fact.answer}"
+        assert own not in shots
+        relation = TOWNS if prompt.fact.relation == "city" else SPORTS
+        assert set(shots) <= {f"Question: {fact.question} Answer: {fact.answer}" for fact in relation}
+        assert one.part("subject") == prompt.fact.subject
+        assert one.spans["subject"][0] > one.text.rindex("\n\n")  # in the last question, not in a shot
+        assert (one.fact, one.prompt_id) == (prompt.fact, prompt.prompt_id)
+
+
+def test_the_shots_are_drawn_once_a_relation_by_the_seed() -> None:
+    prompts = make_prompts(TOWNS)
+    drawn = {seed: in_form("few-shot", prompts, seed) for seed in range(8)}
+    assert drawn[0] == in_form("few-shot", prompts, 0)
+    assert len({one[0].text for one in drawn.values()}) > 1
+    for found in drawn.values():
+        # Five are drawn, of which those that are not asked themselves all have the same first four before them.
+        leads = [one.text.rpartition("\n\n")[0] for one in found]
+        assert max(leads.count(lead) for lead in leads) >= len(TOWNS) - SHOTS
+
+
+def test_few_shot_needs_more_facts_than_shots() -> None:
+    with pytest.raises(DataError, match="few-shot needs more than 4 facts of each relation; 'sport' has 4"):
+        in_form("few-shot", make_prompts([*TOWNS, *SPORTS[:4]]))
+    assert len(in_form("few-shot", make_prompts(SPORTS))) == 5
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("switched_on", [False, True])
+def test_adapters_and_whole_modules_stay_switched_as_they_were(native: bool, switched_on: bool) -> None:
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"], init_lora_weights=False)
+    model = tiny_model("llama")
+    if native:
+        model.add_adapter(config)
+    model = model if native else get_peft_model(model, config)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.add_(0.1)
+    inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
+    with torch.no_grad():
+        adapted = model(**inputs).logits
+        if not switched_on:
+            model.disable_adapters() if native else model.base_model.disable_adapter_layers()
+        before = model(**inputs).logits
+        with without_adapters(model):
+            meanwhile = model(**inputs).logits
+        after = model(**inputs).logits
+    plain = base()[1](**inputs).logits
+    torch.testing.assert_close(meanwhile, plain, atol=2e-5, rtol=1e-5)  # float32, another kernel
+    assert torch.equal(after, before)
+    assert torch.equal(before, adapted) == switched_on

@@ -1,0 +1,51 @@
+"""The language of objectives."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnbalance.errors import DataError
+from attnbalance.finetuning.objectives.expression import LONGEST, parse_expression
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "0.0", "1e999", "1.2.3", "-0.5"])
+def test_weights_are_numbers_above_zero(weight: str) -> None:
+    with pytest.raises(DataError, match=f"weight of floor must be a number > 0, got '{weight}'"):
+        parse_expression(f"ce + {weight}*floor(0.2)")
+
+
+def test_terms_are_read_as_they_are_written() -> None:
+    terms = parse_expression(" ce+0.3 * row-anchor( question ) + own() ").terms
+    assert [(term.name, term.argument, term.weight) for term in terms] == [
+        ("ce", None, 1.0),
+        ("row-anchor", "question", 0.3),
+        ("own", None, 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("recommended", True),
+        ("ce + recommended", True),
+        (" recommended +ce", True),
+        ("kl(statement) + state-anchor(statement)", False),
+        ("ce(recommended)", False),
+        ("not-recommended", False),
+        ("recommended-not", False),
+    ],
+)
+def test_recommended_is_a_term_and_no_part_of_another_word(text: str, named: bool) -> None:
+    assert parse_expression(text).names_recommended is named
+
+
+@pytest.mark.parametrize("text", ["2*recommended", "recommended(statement)", "recommended()"])
+def test_recommended_takes_neither_weight_nor_argument(text: str) -> None:
+    with pytest.raises(DataError, match="recommended takes no weight and no argument"):
+        parse_expression(text)
+
+
+def test_an_expression_has_a_largest_length() -> None:
+    assert parse_expression("ce" + " " * (LONGEST - 2)).terms[0].name == "ce"
+    with pytest.raises(DataError, match="an objective may have 2,000 characters, got 2,001"):
+        parse_expression("ce" + " " * (LONGEST - 1))

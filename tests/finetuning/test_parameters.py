@@ -1,0 +1,438 @@
+"""Choosing what is trained, against layouts written by hand, and what optimizers do to everything else: nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import torch
+import transformers
+from peft import PeftModel
+from tiny import GROUPED, VOCABULARY, tiny_config
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from transformers import PretrainedConfig, PreTrainedModel
+from uneven import uneven
+
+from attnbalance.errors import DataError, ModelError
+from attnbalance.finetuning.parameters import (
+    NAMES,
+    Chosen,
+    FrozenWeights,
+    add_lora,
+    parse_parts,
+    select_weights,
+    train_only,
+)
+
+IDS = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
+FAMILIES: dict[str, PretrainedConfig] = {
+    family: tiny_config(family) for family in ("llama", "gpt2", "neox", "bloom", "falcon", "qwen3")
+} | {"phi3": transformers.Phi3Config(**GROUPED, pad_token_id=None)}
+"""All have 2 layers of 4 query heads of 8 numbers; llama, qwen3 and phi3 have 2 heads of keys and values, falcon 1."""
+
+TEXTS = ("qk", "ov", "q@1", "qk@0.1", "o@1.2-3")
+Masks = Mapping[str, Tensor]
+ROW = torch.arange(96)
+PER_HEAD = ROW.reshape(4, 3, 8)  # head, query-key-value, d_head
+
+# what is chosen, written by hand: rows of fused projections (columns of gpt2's), by family
+FUSED: dict[str, tuple[str, str, dict[str, Tensor]]] = {
+    "gpt2": (
+        "transformer.h.{}.attn.c_attn",
+        "transformer.h.{}.attn.c_proj",
+        {"q": ROW[:32], "k": ROW[32:64], "v": ROW[64:], "q.1": ROW[8:16], "k.1": ROW[40:48]},
+    ),
+    "neox": (
+        "gpt_neox.layers.{}.attention.query_key_value",
+        "gpt_neox.layers.{}.attention.dense",
+        {
+            "q": PER_HEAD[:, 0].flatten(),
+            "k": PER_HEAD[:, 1].flatten(),
+            "v": PER_HEAD[:, 2].flatten(),
+            "q.1": PER_HEAD[1, 0],
+            "k.1": PER_HEAD[1, 1],
+        },
+    ),
+    "bloom": (
+        "transformer.h.{}.self_attention.query_key_value",
+        "transformer.h.{}.self_attention.dense",
+        {
+            "q": PER_HEAD[:, 0].flatten(),
+            "k": PER_HEAD[:, 1].flatten(),
+            "v": PER_HEAD[:, 2].flatten(),
+            "q.1": PER_HEAD[1, 0],
+            "k.1": PER_HEAD[1, 1],
+        },
+    ),
+    "falcon": (
+        "transformer.h.{}.self_attention.query_key_value",
+        "transformer.h.{}.self_attention.dense",
+        {"q": ROW[:32], "k": ROW[32:40], "v": ROW[40:48], "q.1": ROW[8:16], "k.1": ROW[32:40]},
+    ),
+    "phi3": (
+        "model.layers.{}.self_attn.qkv_proj",
+        "model.layers.{}.self_attn.o_proj",
+        {"q": ROW[:32], "k": ROW[32:48], "v": ROW[48:64], "q.1": ROW[8:16], "k.1": ROW[32:40]},
+    ),
+}
+
+
+def by_hand(family: str, text: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries that a text of TEXTS names, in a family whose projections are fused."""
+    fused, out, rows = FUSED[family]
+    columns = family == "gpt2"  # its weights stand the other way round
+    masks = {name: torch.zeros(parameter.shape, dtype=torch.bool) for name, parameter in own.items()}
+
+    def choose_outputs(place: str, outputs: Tensor) -> None:
+        for name in (f"{place}.weight", f"{place}.bias"):
+            if name in masks:
+                masks[name][(..., outputs) if columns else outputs] = True
+
+    for layer in {"qk": (0, 1), "ov": (0, 1), "q@1": (1,), "qk@0.1": (0,), "o@1.2-3": (1,)}[text]:
+        if text == "o@1.2-3":  # what heads 2 and 3 give: inputs of the output projection; its bias is no head's
+            masks[f"{out.format(layer)}.weight"][(slice(16, 32),) if columns else (..., slice(16, 32))] = True
+        for role in {"qk": "q k", "ov": "v", "q@1": "q", "qk@0.1": "q.1 k.1", "o@1.2-3": ""}[text].split():
+            choose_outputs(fused.format(layer), rows[role])
+        if text == "ov":
+            choose_outputs(out.format(layer), ROW[:32])
+    return {name: mask for name, mask in masks.items() if mask.any()}
+
+
+def unfused(text: str, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same for llama and qwen3: query heads 0 and 1 read key-value head 0."""
+    masks = {name: torch.zeros(parameter.shape, dtype=torch.bool) for name, parameter in own.items()}
+    for name, mask in masks.items():
+        layer, part = ("layers.1." in name), name.split(".")[-2]
+        if text == "qk":
+            mask[:] = part in ("q_proj", "k_proj", "q_norm", "k_norm")
+        elif text == "ov":
+            mask[:] = part in ("o_proj", "v_proj")
+        elif text == "q@1":
+            mask[:] = layer and part in ("q_proj", "q_norm")
+        elif text == "qk@0.1" and not layer and part in ("q_proj", "k_proj"):
+            mask[slice(8, 16) if part == "q_proj" else slice(0, 8)] = True
+        elif text == "o@1.2-3" and layer and part == "o_proj":
+            mask[:, 16:] = True
+    return {name: mask for name, mask in masks.items() if mask.any()}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(family: str) -> PreTrainedModel:
+    return uneven(FAMILIES[family])
+
+
+@pytest.fixture(scope="module")
+def choices(model: PreTrainedModel) -> dict[str, Chosen]:
+    return {text: select_weights(model, text) for text in TEXTS}
+
+
+@pytest.fixture
+def expected(family: str, model: PreTrainedModel) -> Callable[[str], dict[str, Tensor]]:
+    own = dict(model.named_parameters())
+    return lambda text: by_hand(family, text, own) if family in FUSED else unfused(text, own)
+
+
+def full(chosen: Chosen, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Masks with None written out."""
+    return {
+        name: torch.ones(own[name].shape, dtype=torch.bool) if mask is None else mask
+        for name, mask in chosen.masks.items()
+    }
+
+
+def train(model: nn.Module, frozen: FrozenWeights, steps: int = 50) -> None:
+    """AdamW with weight decay on random data; gradients are masked, clipped, and what is not trained restored."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        ids = torch.randint(VOCABULARY, (2, 8), generator=generator)
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        frozen.mask_gradients(model)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        frozen.restore(model)
+
+
+def check_moved(before: Masks, after: Masks, chosen: Masks, moved: float) -> None:
+    """Everything outside of `chosen` is equal to the bit; of what is inside at least a share has moved."""
+    for name, was in before.items():
+        mask = chosen.get(name, torch.zeros(was.shape, dtype=torch.bool))
+        assert torch.equal(after[name][~mask], was[~mask]), name
+        changed = (after[name] != was)[mask]
+        assert not len(changed) or changed.float().mean() > moved, name
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_choice_is_what_the_layout_says(
+    model: PreTrainedModel, choices: Mapping[str, Chosen], expected: Callable[[str], dict[str, Tensor]], text: str
+) -> None:
+    own, chosen = dict(model.named_parameters()), choices[text]
+    found, wanted = full(chosen, own), expected(text)
+    assert set(found) == set(wanted)
+    assert all(torch.equal(found[name], mask) for name, mask in wanted.items())
+    assert chosen.numbers == sum(int(mask.sum()) for mask in wanted.values())
+    assert {name for name, mask in chosen.masks.items() if mask is None} == {n for n, m in wanted.items() if m.all()}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_full_training_leaves_the_rest_equal_to_the_bit(
+    model: PreTrainedModel, choices: Mapping[str, Chosen], expected: Callable[[str], dict[str, Tensor]], text: str
+) -> None:
+    twin = copy.deepcopy(model)
+    frozen = train_only(twin, choices[text])
+    assert frozen.trained(twin) == choices[text].numbers
+    train(twin, frozen)
+    wanted = expected(text)
+    assert bool(frozen) == any(not mask.all() for mask in wanted.values())
+    # nearly all: a step may bring a number back to where it was
+    check_moved(dict(model.named_parameters()), dict(twin.named_parameters()), wanted, moved=0.99)
+    buffers = dict(twin.named_buffers())
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in model.named_buffers())
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize("text", TEXTS)
+def test_lora_changes_the_chosen_weights_and_nothing_else(
+    model: PreTrainedModel,
+    choices: Mapping[str, Chosen],
+    expected: Callable[[str], dict[str, Tensor]],
+    text: str,
+    tmp_path: Path,
+) -> None:
+    adapted, frozen = add_lora(copy.deepcopy(model), choices[text], rank=3, alpha=6)
+    torch.manual_seed(0)
+    train(adapted, frozen)
+    adapted.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).merge_and_unload()
+    weights = {  # biases and norms are left to full training
+        name: mask for name, mask in expected(text).items() if mask.dim() == 2
+    }
+    check_moved(dict(model.named_parameters()), dict(again.named_parameters()), weights, moved=0.99)
+    with torch.no_grad():
+        pairs = zip(again.named_parameters(), adapted.merge_and_unload().named_parameters(), strict=True)
+        assert all(name == other and torch.equal(a, b) for (name, a), (other, b) in pairs)
+
+
+def test_without_the_guard_weight_decay_reaches_what_is_not_chosen(model: PreTrainedModel) -> None:
+    twin = copy.deepcopy(model)
+    chosen = select_weights(twin, "qk@0.1")
+    train_only(twin, chosen)
+    train(twin, FrozenWeights({}), steps=2)
+    own = dict(model.named_parameters())
+    masks = full(chosen, own)
+    assert any(not torch.equal(twin.get_parameter(name)[~mask], own[name][~mask]) for name, mask in masks.items())
+
+
+def test_parts_and_places_add_up(model: PreTrainedModel) -> None:
+    texts = (*NAMES, "all@0", "all@1", "qk+q@1.1", "q@0.1", "q@0.2,0.3", "o+v@0-1", "q@0-1,1")
+    count = {text: select_weights(model, text).numbers for text in texts}
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert select_weights(model, "all").total == count["all"] == total
+    assert count["q"] + count["k"] == count["qk"] == count["qk+q@1.1"]
+    assert count["o"] + count["v"] == count["ov"] == count["o+v@0-1"]
+    assert count["qk"] + count["ov"] == count["attention"]  # none of these families has sinks
+    assert count["all@0"] == count["all@1"]
+    assert 0 < count["attention"] + count["mlp"] < count["all@0"] + count["all@1"] < total  # norms, then embeddings
+    assert count["q@0.2,0.3"] == 2 * count["q@0.1"]
+    assert count["q@0-1,1"] == count["q"]
+
+
+def test_choosing_all_needs_nothing_but_parameters_and_counts_tied_weights_once() -> None:
+    config = tiny_config("falcon", new_decoder_architecture=True, num_kv_heads=2)  # no family of TransformerLens
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    chosen = select_weights(model, "all")
+    assert chosen.numbers == chosen.total == sum(parameter.numel() for parameter in model.parameters())
+    assert not train_only(model, chosen)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(ModelError, match=r"FalconForCausalLM"):
+        select_weights(model, "qk")
+
+
+def test_choosing_leaves_the_model_and_the_random_numbers_alone(model: PreTrainedModel) -> None:
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    select_weights(model, "qk")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_what_is_trained_is_said_in_a_line() -> None:
+    # 2 x 420 x 32 in embeddings, and in a layer 3072 in attention, 3 x 32 x 48 in the MLP, 64 in norms; 32 in the last
+    model = uneven("llama")
+    assert select_weights(model, "q").describe() == "Trained: q, 2,048 of 42,400 numbers (4.83%) in 2 parameters"
+    assert select_weights(model, "q@0.1").describe() == "Trained: q@0.1, 256 of 42,400 numbers (0.604%) in 1 parameter"
+    assert select_weights(model, "all").describe().startswith("Trained: all, 42,400 of 42,400 numbers (100%)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"no part '' of the weights \(in ''\); there are all, q, k, v, o, qk, ov, attention, mlp"),
+        ("qv", r"no part 'qv'"),
+        ("qk+heads@3", r"no part 'heads'"),
+        ("mlp@3.1", r"mlp has no heads \(in 'mlp@3\.1'\); name layers only, such as mlp@3"),
+        ("all@0.1", r"all has no heads"),
+        ("qk@", r"expected a layer \(4\), .* got '' in 'qk@'"),
+        ("qk@7-4", r"expected a layer .* got '7-4' in 'qk@7-4'"),
+        ("q@3.4-1", r"'3\.4-1'"),
+        ("q@1.2.3", r"'1\.2\.3'"),
+        ("q@1,mlp", r"'mlp' in 'q@1,mlp'"),
+        ("q@-1", r"'-1'"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_refused_without_a_model(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        parse_parts(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("qk@2", r"layer 2 \(in 'qk@2'\): the model has layers 0 to 1"),
+        ("q+mlp@0-7", r"layer 7 .* layers 0 to 1"),
+        ("k@1.2-4", r"head 4 \(in 'k@1\.2-4'\): layer 1 has heads 0 to 3"),
+    ],
+)
+def test_layers_and_heads_that_a_model_lacks_are_refused(text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        select_weights(uneven("llama"), text)
+
+
+def test_lora_is_refused_where_it_cannot_do_what_is_asked() -> None:
+    model = uneven("gpt_oss")  # experts in one tensor, and no linear layer in the MLP
+    with pytest.raises(DataError, match=r"'mlp' chooses none in GptOssForCausalLM"):
+        add_lora(model, select_weights(model, "mlp"), 2, 4)
+    model, name = uneven("llama"), "model.layers.0.self_attn.q_proj.weight"
+    diagonal = Chosen("some", {name: torch.eye(32, dtype=torch.bool)}, 32, 1000)
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj: the chosen entries are not"):
+        add_lora(model, diagonal, 2, 4)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+def test_lora_on_all_is_that_of_every_linear_layer(model: PreTrainedModel) -> None:
+    adapted, frozen = add_lora(copy.deepcopy(model), select_weights(model, "all"), 2, 4)
+    places = {name.split(".lora_")[0] for name, _ in adapted.named_parameters() if ".lora_" in name}
+    linear = (nn.Linear, transformers.pytorch_utils.Conv1D)
+    wanted = {name for name, module in model.named_modules() if isinstance(module, linear) and "head" not in name}
+    assert {place.removeprefix("base_model.model.") for place in places} == wanted
+    assert not frozen
+    assert frozen.trained(adapted) == adapted.get_nb_trainable_parameters()[0]
+
+
+def test_sinks_go_with_attention_and_with_no_projection_or_head() -> None:
+    model, name = uneven("gpt_oss"), "model.layers.0.self_attn.sinks"
+    for text, there in (("attention", True), ("all@0", True), ("qk", False), ("ov", False), ("attention@0.1", False)):
+        assert (name in select_weights(model, text).masks) == there
+
+
+class Wrapped(nn.Module):
+    """What DDP does to names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **inputs: Tensor) -> object:
+        return self.module(**inputs)
+
+
+def sharded(model: nn.Module) -> nn.Module:
+    """By FSDP2, over one process: every parameter becomes a DTensor."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{mkdtemp()}/store", rank=0, world_size=1)
+    for layer in model.get_submodule("gpt_neox.layers").children():
+        fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+WRAPPINGS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "ddp": Wrapped,
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "ddp compiled": lambda model: torch.compile(Wrapped(model), backend="eager"),
+    "fsdp2": sharded,
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
+def test_the_guard_finds_parameters_in_wrapped_models(wrapping: str) -> None:
+    before = uneven("neox")
+    model = copy.deepcopy(before)
+    chosen = select_weights(model, "qk@0.1")
+    frozen = train_only(model, chosen)
+    try:
+        train(WRAPPINGS[wrapping](model), frozen, steps=5)
+        after = {name: getattr(p, "full_tensor", lambda p=p: p)() for name, p in model.named_parameters()}
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    check_moved(dict(before.named_parameters()), after, full(chosen, after), moved=0.99)
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+def test_training_that_is_taken_up_again_keeps_the_rest(lora: bool) -> None:
+    before = uneven("gpt2")
+    chosen = select_weights(before, "qk@0.1+o@0.1")
+
+    def begin(seed: int) -> tuple[nn.Module, FrozenWeights]:
+        torch.manual_seed(seed)
+        model = copy.deepcopy(before)
+        return add_lora(model, chosen, 2, 4) if lora else (model, train_only(model, chosen))
+
+    first, frozen = begin(0)
+    train(first, frozen, steps=5)
+    model, frozen = begin(1)  # the guard is made first, the checkpoint loaded after it
+    model.load_state_dict(first.state_dict())
+    train(model, frozen, steps=5)
+    own = dict(before.named_parameters())
+    masks = {name: mask for name, mask in full(chosen, own).items() if not lora or mask.dim() == 2}
+    after = model.merge_and_unload() if lora else model
+    check_moved(own, dict(after.named_parameters()), masks, moved=0.99)
+
+
+def test_a_model_without_the_guarded_parameters_is_refused() -> None:
+    model = uneven("neox")
+    frozen = train_only(model, select_weights(model, "qk"))
+    with pytest.raises(ModelError, match=r"Linear has no parameter .*query_key_value\.weight, which is trained"):
+        frozen.mask_gradients(nn.Linear(2, 2))
+
+
+def test_the_norm_of_gradients_counts_what_is_trained_only() -> None:
+    model = uneven("neox")
+    chosen = select_weights(model, "qk@0.1")
+    frozen = train_only(model, chosen)
+    model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+    masks = full(chosen, dict(model.named_parameters()))
+    gradients = {name: model.get_parameter(name).grad for name in masks}
+    chosen_ones = [gradient[masks[name]] for name, gradient in gradients.items() if gradient is not None]
+    expected = torch.cat(chosen_ones).norm()
+    frozen.mask_gradients(model)
+    norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1e9)
+    assert torch.allclose(norm, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adafactor, torch.optim.RMSprop])
+def test_other_optimizers_and_16_bits_leave_the_rest_alone_too(optimizer: type[torch.optim.Optimizer]) -> None:
+    before = uneven("neox").bfloat16()
+    model = copy.deepcopy(before)
+    chosen = select_weights(model, "q@0.1")
+    frozen = train_only(model, chosen)
+    steps = optimizer([p for p in model.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1)
+    for _ in range(3):
+        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+        frozen.mask_gradients(model)
+        steps.step()
+        frozen.restore(model)
+    check_moved(dict(before.named_parameters()), dict(model.named_parameters()), full(chosen, before.state_dict()), 0.5)

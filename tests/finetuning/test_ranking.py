@@ -1,0 +1,88 @@
+"""Scores of facts, each against its own oracle, and what splits make of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import tiny_model, tiny_tokenizer
+
+from attnbalance import Fact, FactSet, load_model
+from attnbalance.data.prompts import make_prompts
+from attnbalance.errors import DataError
+from attnbalance.finetuning.ranking import rank_facts, score_prompts
+from attnbalance.finetuning.splits import split_facts
+from attnbalance.models.bridge import bridge_of
+from attnbalance.readings.answer_tokens import make_answer_tokens
+from attnbalance.readings.salience import read_value_salience
+
+FACTS = FactSet(
+    tuple(
+        Fact(f"Subject {i}", "city", (("Paris", "London", "Rome")[i % 3],), 100.0 - i, f"Where is Subject {i}?")
+        for i in range(12)
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+
+
+def test_popularity_is_the_facts_own(model):
+    assert rank_facts(FACTS, "popularity") == [100.0 - i for i in range(12)]
+
+
+def test_loss_is_the_models_mean_loss_on_the_answer_alone(model):
+    scores = rank_facts(FACTS, "loss", model, batch_size=5)
+    for fact, score in zip(FACTS, scores, strict=True):
+        prompt = f"Question: {fact.question} Answer:"
+        start = len(model.tokenizer(prompt)["input_ids"])
+        ids = torch.tensor([model.tokenizer(f"{prompt} {fact.answer}")["input_ids"]])
+        with torch.no_grad():
+            logp = model.model(input_ids=ids).logits[0, start - 1 : -1].log_softmax(-1)
+        expected = float(logp.gather(1, ids[0, start:, None]).mean())
+        assert score == pytest.approx(expected, abs=1e-4)  # float32, another batch
+
+
+def test_salience_and_relevance_give_one_finite_score_a_fact_and_differ(model):
+    salience, relevance = (rank_facts(FACTS, by, model) for by in ("salience", "relevance"))
+    assert len(set(salience)) == len(set(relevance)) == len(FACTS)
+    answer_tokens = make_answer_tokens(make_prompts(FACTS, "qa"), model.tokenizer)
+    static = read_value_salience(bridge_of(model), answer_tokens, at="embedding").values.sum((1, 2)).tolist()
+    assert salience != pytest.approx(static)  # in context, not from the embedding
+
+
+def test_relevance_of_one_fact_is_that_among_the_others_it_is_told_from(model):
+    prompts = make_prompts(
+        [Fact("Ann", "city", (answer,), 1.0, "Where is Ann?") for answer in ("New York", "New Orleans", "Paris")]
+    )
+    for others in (prompts[1:2], prompts[1:]):  # the first token tells them apart in the second case alone
+        together = score_prompts([prompts[0], *others], "relevance", model)[0]
+        alone = score_prompts(prompts[:1], "relevance", model, among=others)
+        assert alone == [pytest.approx(together, rel=1e-4)]  # float32, another batch
+    assert together != pytest.approx(score_prompts([*prompts[:2]], "relevance", model)[0], rel=1e-2)
+
+
+def test_a_split_by_scores_takes_the_half_with_the_higher_ones():
+    scores = [float(i % 7) + i / 100 for i in range(12)]
+    of = dict(zip((fact.subject for fact in FACTS), scores, strict=True))
+    top, bottom = (split_facts(FACTS, name, scores=scores) for name in ("top", "bottom"))
+    high = [of[fact.subject] for fact in (*top.train, *top.validation)]
+    low = [of[fact.subject] for fact in (*bottom.train, *bottom.validation)]
+    assert min(high) > max(low)
+    assert top.heldout == bottom.heldout == split_facts(FACTS, "top").heldout
+
+
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [("fame", "no ranking 'fame'"), ("loss", "reads a model; pass `model`"), ("popularity", "1 of 1")],
+)
+def test_rankings_that_cannot_be_made_are_refused(by, message):
+    with pytest.raises(DataError, match=message):
+        rank_facts(FactSet((Fact("S", "city", ("Paris",)),)), by)
+
+
+@pytest.mark.parametrize("scores", [[1.0], [float("nan")] * 12])
+def test_scores_must_be_one_finite_number_a_fact(scores):
+    with pytest.raises(DataError, match="one finite number for each fact"):
+        split_facts(FACTS, "top", scores=scores)

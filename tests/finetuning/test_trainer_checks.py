@@ -1,0 +1,283 @@
+"""Settings of trainers: followed as the model and the trainer themselves follow them, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import transformers
+from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
+from transformers import Trainer, TrainingArguments
+
+from attnbalance.errors import ModelError
+from attnbalance.finetuning.examples import QUERY, SPAN, collate, make_examples
+from attnbalance.finetuning.parameters import select_weights, train_only
+from attnbalance.finetuning.trainer import ObjectiveMixin, ObjectiveTrainer
+
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.5}
+ROUTED = {
+    "mixtral": lambda: transformers.MixtralConfig(**GROUPED, **EXPERTS),
+    "gpt_oss": lambda: tiny_config("gpt_oss", output_router_logits=True, router_aux_loss_coef=0.5),
+    "jetmoe": lambda: transformers.JetMoeConfig(
+        vocab_size=420,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        kv_channels=8,
+        intermediate_size=48,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+        aux_loss_coef=0.5,
+    ),
+}
+"""Families of mixtures of experts whose routers have a balancing loss; JetMoE's has a coefficient of another name."""
+
+
+TOKENIZER = tiny_tokenizer("bos")
+
+
+def routed(family="mixtral"):
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(ROUTED[family]())
+
+
+def settings(folder, kind=TrainingArguments, **changes):
+    usual = {
+        "output_dir": str(folder / "work"),
+        "max_steps": 3,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 0.05,
+        "lr_scheduler_type": "constant",
+        "optim": "sgd",
+        "max_grad_norm": 0.0,
+        "train_sampling_strategy": "sequential",
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "bf16": False,
+    }
+    return kind(**(usual | changes))
+
+
+def some_examples(count=24):
+    examples = make_examples(FACTS, TOKENIZER)
+    return [examples[i % len(examples)] for i in range(count)]
+
+
+def made(folder, objective="2*ce", model=None, kind=ObjectiveTrainer, args=None, **options):
+    usual = {"train_dataset": some_examples(), "processing_class": TOKENIZER}
+    model = tiny_model("llama") if model is None else model
+    args = settings(folder) if args is None else args
+    return kind(model=model, args=args, objective=objective, **(usual | options))
+
+
+def plain_batch(examples):
+    return {name: part for name, part in collate(examples).items() if name != QUERY and not name.startswith(SPAN)}
+
+
+# A router's balancing loss --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ROUTED)
+@pytest.mark.parametrize("objective", ["2*ce", "2*ce + 0.000001*barrier"])
+def test_a_routers_balancing_loss_is_added_as_the_models_own_forward_pass_does(tmp_path, family, objective):
+    model, examples = routed(family), some_examples(5)
+    trainer = made(tmp_path, objective, model, train_dataset=examples)
+    found = trainer.compute_loss(model.train(), collate(examples))
+    inputs = plain_batch(examples)
+    with torch.no_grad():
+        both = model(**inputs).loss
+        alone = model(**inputs, output_router_logits=False).loss
+    assert float(both - alone) > 0.1
+    # float32 sums of the same numbers; a barrier is some nats, so that 0.000001 of it is below the tolerance
+    assert float(found) == pytest.approx(float(2 * alone + (both - alone)), rel=1e-5)
+
+
+def test_a_routers_balancing_loss_is_averaged_over_the_batches_of_a_step(tmp_path):
+    model, examples = routed(), some_examples(8)
+    twin = copy.deepcopy(model)
+    trainer = made(
+        tmp_path,
+        model=model,
+        train_dataset=examples,
+        args=settings(tmp_path, gradient_accumulation_steps=2, max_steps=1),
+    )
+    trainer.train()
+    halves = [plain_batch(examples[:4]), plain_batch(examples[4:])]
+    tokens = sum(int((half["labels"] != -100).sum()) for half in halves)
+    loss = torch.zeros(())
+    for half in halves:
+        output = twin.train()(**half, output_router_logits=True)
+        logits, labels = output.logits[:, :-1].flatten(0, 1), half["labels"][:, 1:].flatten()
+        loss = loss + 2 * torch.nn.functional.cross_entropy(logits, labels, reduction="sum") / tokens
+        loss = loss + 0.5 * output.aux_loss / 2
+    loss.backward()
+    for name, parameter in twin.named_parameters():
+        step = torch.zeros_like(parameter) if parameter.grad is None else 0.05 * parameter.grad
+        # one step at a rate of 0.05, float32
+        torch.testing.assert_close(model.get_parameter(name), parameter - step, rtol=0, atol=1e-6, msg=name)
+
+
+def test_a_model_that_asks_for_no_balancing_loss_gets_none(tmp_path):
+    model, examples = routed(), some_examples(5)
+    model.config.output_router_logits = False
+    trainer = made(tmp_path, model=model, train_dataset=examples)
+    with torch.no_grad():
+        assert float(trainer.compute_loss(model.train(), collate(examples))) == pytest.approx(
+            2 * float(model(**plain_batch(examples)).loss), rel=1e-5
+        )
+
+
+def test_a_balancing_loss_without_a_coefficient_is_refused(tmp_path):
+    model = routed()
+    del model.router_aux_loss_coef
+    with pytest.raises(ModelError, match="MixtralForCausalLM has output_router_logits=True, but not router_aux_loss"):
+        made(tmp_path, model=model)
+
+
+def test_trls_coefficient_of_the_balancing_loss_goes_before_the_models(tmp_path):
+    trl = pytest.importorskip("trl")
+
+    class Tuner(ObjectiveMixin, trl.SFTTrainer):
+        """As a user would write it."""
+
+    model, examples = routed(), some_examples(5)
+    args = settings(tmp_path, trl.SFTConfig, router_aux_loss_coef=0.25, gradient_checkpointing=False)
+    trainer = made(tmp_path, model=model, kind=Tuner, args=args, train_dataset=examples)
+    found = float(trainer.compute_loss(model.train(), collate(examples)))
+    with torch.no_grad():
+        both, alone = (model(**plain_batch(examples), output_router_logits=asked) for asked in (True, False))
+    assert found == pytest.approx(2 * float(alone.loss) + 0.25 * float(both.aux_loss), rel=1e-5)
+
+
+# Losses and batches of the trainer's own ------------------------------------------------------------------------------
+
+
+def summed(outputs, labels, num_items_in_batch=None):
+    logits = outputs.logits[:, :-1].flatten(0, 1)
+    return 3 * torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="mean")
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "name"),
+    [
+        ({"label_smoothing_factor": 0.1}, {}, "label_smoothing_factor=0.1"),
+        ({}, {"compute_loss_func": summed}, "compute_loss_func"),
+    ],
+)
+def test_a_loss_of_the_trainers_own_is_refused_beside_an_objective_and_followed_without(
+    tmp_path, setting, options, name
+):
+    with pytest.raises(ModelError, match=f"objective '2\\*ce' would ignore {name}; leave them out, or train on"):
+        made(tmp_path, args=settings(tmp_path, **setting), **options)
+    examples, models, losses = some_examples(), [tiny_model("llama"), tiny_model("llama")], []
+    for kind, model in zip((ObjectiveTrainer, Trainer), models, strict=True):
+        more = options if kind is ObjectiveTrainer else options | {"data_collator": plain_batch}
+        trainer = kind(
+            model=model,
+            args=settings(tmp_path, **setting),
+            train_dataset=examples,
+            eval_dataset=examples[:6],
+            processing_class=TOKENIZER,
+            **more,
+        )
+        trainer.train()
+        losses.append(trainer.evaluate()["eval_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
+
+
+def test_a_loss_of_the_models_own_is_refused_beside_an_objective(tmp_path):
+    model = tiny_model("llama")
+    model.loss_function = lambda logits, labels, vocab_size, **more: logits.sum()
+    with pytest.raises(ModelError, match="a loss_function of the model's own"):
+        made(tmp_path, model=model)
+    model = tiny_model("llama")
+    model.z_loss_coefficient = 0.1  # as Bamba's
+    with pytest.raises(ModelError, match="z_loss_coefficient"):
+        made(tmp_path, model=model)
+
+
+@pytest.mark.parametrize("objective", ["ce", "2*ce"])
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy=group_by_length"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches=True"),
+        ({"packing": True, "packing_strategy": "wrapped"}, "packing=True"),
+        ({"eval_packing": True}, "eval_packing=True"),
+        ({"padding_free": True, "max_length": None}, "padding_free=True"),
+        ({"pad_to_multiple_of": 8}, "pad_to_multiple_of=8"),
+        ({"shuffle_dataset": True}, "shuffle_dataset=True"),
+        ({"completion_only_loss": False}, "completion_only_loss=False"),
+        ({"max_length": 20}, r"max_length=20 \(an example has \d\d tokens\)"),
+    ],
+)
+def test_settings_of_batches_that_examples_do_not_follow_are_refused(tmp_path, objective, setting, name):
+    trl = pytest.importorskip("trl")
+
+    class Tuner(ObjectiveMixin, trl.SFTTrainer):
+        """As a user would write it."""
+
+    args = settings(tmp_path, trl.SFTConfig, gradient_checkpointing=False, **setting)
+    with pytest.raises(ModelError, match=f"training on examples, .*would ignore {name}"):
+        made(tmp_path, objective, kind=Tuner, args=args)
+
+
+def test_trls_other_loss_is_refused_beside_an_objective(tmp_path):
+    trl = pytest.importorskip("trl")
+
+    class Tuner(ObjectiveMixin, trl.SFTTrainer):
+        """As a user would write it."""
+
+    args = settings(tmp_path, trl.SFTConfig, loss_type="dft", gradient_checkpointing=False)
+    with pytest.raises(ModelError, match="would ignore loss_type=dft"):
+        made(tmp_path, kind=Tuner, args=args)
+    made(tmp_path, "ce", kind=Tuner, args=args).train()
+
+
+@pytest.mark.parametrize(
+    "collator",
+    [
+        plain_batch,
+        transformers.DataCollatorWithFlattening(),
+        transformers.DataCollatorForLanguageModeling(TOKENIZER, False),
+    ],
+)
+def test_collators_that_do_more_than_pad_are_refused_with_examples(tmp_path, collator):
+    with pytest.raises(ModelError, match=f"would ignore data_collator={type(collator).__name__}"):
+        made(tmp_path, "ce", data_collator=collator)
+
+
+def test_a_collator_that_pads_may_stay(tmp_path):
+    for collator in (transformers.DataCollatorForSeq2Seq(TOKENIZER), transformers.default_data_collator, None):
+        batch = made(tmp_path, data_collator=collator).data_collator(some_examples(4))
+        for name, expected in collate(some_examples(4)).items():
+            assert torch.equal(batch[name], expected)
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "name"),
+    [
+        ({"eval_do_concat_batches": False}, {}, "eval_do_concat_batches=False"),
+        ({"batch_eval_metrics": True}, {}, "batch_eval_metrics=True"),
+        ({}, {"preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1)}, "preprocess_logits"),
+    ],
+)
+def test_settings_of_metrics_that_what_is_watched_does_not_follow_are_refused(tmp_path, setting, options, name):
+    with pytest.raises(ModelError, match=f"would ignore {name}.*pass your own compute_metrics"):
+        made(tmp_path, args=settings(tmp_path, **setting), eval_dataset=some_examples(4), **options)
+
+
+def test_optimizers_that_step_in_the_backward_pass_are_refused_where_gradients_are_changed(tmp_path):
+    with pytest.raises(ModelError, match="optim=lomo takes its step inside the backward pass"):
+        made(tmp_path, "ce + weight-anchor", args=settings(tmp_path, optim="lomo"))
+    model = tiny_model("gpt2")
+    frozen = train_only(model, select_weights(model, "q"))
+    with pytest.raises(ModelError, match="optim=galore_adamw_layerwise takes its step"):
+        made(tmp_path, "ce", model, args=settings(tmp_path, optim="galore_adamw_layerwise"), frozen=frozen)

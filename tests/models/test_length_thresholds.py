@@ -1,0 +1,82 @@
+"""Models whose attention changes from a length on are read rightly on both sides of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from tiny import (
+    GROUPED,
+    LATENT,
+    eager,
+    tiny_prompts,
+    tiny_tokenizer,
+)
+
+from attnbalance import load_model, read_attention
+from attnbalance.data.tokens import encode, pad
+from attnbalance.errors import ModelError
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+}
+
+
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
+
+
+SPARSE = GROUPED | LATENT | EXPERTS | {"v_head_dim": 8, "index_n_heads": 4, "index_head_dim": 16, "index_topk": 16}
+
+
+THRESHOLDS = {
+    "DeepseekV32": SPARSE | {"first_k_dense_replace": 1},
+    "GlmMoeDsa": SPARSE | {"first_k_dense_replace": 1},
+    "MiniMaxM3VLText": GROUPED
+    | {"head_dim": 8, "index_n_heads": 2, "index_head_dim": 8, "index_block_size": 8, "index_topk_blocks": 2}
+    | {"layer_types": ["full_attention", "minimax_m3_sparse"], "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Phi3": GROUPED | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16, "pad_token_id": None},
+    "Llama4Text": GROUPED
+    | {"head_dim": 8, "floor_scale": 16, "no_rope_layers": [1, 0], "intermediate_size_mlp": 48}
+    | {"num_local_experts": 2, "attention_chunk_size": 64},
+}
+"""Families whose attention is another from a length on that their configuration names, here 8 or 16 tokens."""
+
+
+def threshold_model(kind: str) -> transformers.PreTrainedModel:
+    config = getattr(transformers, f"{kind}Config")(**THRESHOLDS[kind])
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("kind", THRESHOLDS)
+def test_rows_and_logits_beyond_a_threshold_equal_eager_attention_whatever_the_company(kind: str) -> None:
+    model = threshold_model(kind)
+    oracle, tokenizer = eager(model), tiny_tokenizer()
+    hooked = load_model(model, tokenizer=tokenizer)
+    assert (hooked.kernel, hooked.alike_from) == ("sdpa", 8 if kind == "MiniMaxM3VLText" else 16)
+    prompts = tiny_prompts()
+    encodings = encode(prompts, tokenizer)
+    lengths = sorted(len(encoding.ids) for encoding in encodings)
+    assert lengths[0] < 16 < lengths[-1]  # both sides of the threshold, in what would be one batch
+    found = read_attention(hooked, prompts, batch_size=len(prompts))
+    for values, encoding in zip(found.values, encodings, strict=True):
+        ids = torch.tensor([encoding.ids])
+        with torch.no_grad():
+            whole = oracle(input_ids=ids, output_attentions=True, use_cache=False)
+            logits = model(input_ids=ids, use_cache=False).logits
+        expected = torch.stack([layer[0, :, -1] for layer in whole.attentions])
+        # float32 sums in another order: 1e-6; a key more or less, or another rotation, shows as 1e-2 to 1
+        torch.testing.assert_close(values[..., : len(encoding.ids)], expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(logits, whole.logits, atol=1e-4, rtol=1e-4)
+
+
+def test_a_padded_batch_beyond_a_threshold_is_refused_by_the_model_itself() -> None:
+    hooked = load_model(threshold_model("Phi3"), tokenizer=tiny_tokenizer())
+    with pytest.raises(
+        ModelError, match="can be read from 16 tokens on only in batches of prompts of one length, got a padded batch"
+    ):
+        hooked.rows(pad(encode(tiny_prompts(), tiny_tokenizer())))

@@ -1,0 +1,160 @@
+"""Adapters: read unmerged on their base, and refused with what is wrong on any other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from peft import PeftModel, PrefixTuningConfig, get_peft_model
+from tiny import eager, tiny_config, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
+
+from attnbalance import load_model, read_attention
+from attnbalance.data.tokens import encode
+from attnbalance.errors import ModelError
+from attnbalance.files.outputs import MARKER
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"), [("llama", ["q_proj", "k_proj"]), ("gpt2", ["c_attn"]), ("neox", ["query_key_value"])]
+)
+def test_rows_of_an_unmerged_adapter_equal_eager_attention_of_the_merged_model(
+    family: str, targets: list[str], tmp_path: Path
+) -> None:
+    tiny_lora(tiny_model(family), targets).save_pretrained(tmp_path / "lora")
+    merged = PeftModel.from_pretrained(tiny_model(family), tmp_path / "lora").merge_and_unload()
+    oracle = eager(merged)
+    hooked = load_model(tiny_model(family), tokenizer=tiny_tokenizer(), adapter=tmp_path / "lora")
+    assert isinstance(hooked.model, PeftModel)
+    assert any("lora_" in name for name, _ in hooked.model.named_parameters())
+    bare = read_attention(load_model(tiny_model(family), tokenizer=tiny_tokenizer()), tiny_prompts())
+    found = read_attention(hooked, tiny_prompts())
+    assert (found.values - bare.values).abs().max() > 0.05  # or the adapter was not there
+    for values, one in zip(found.values, encode(tiny_prompts(), tiny_tokenizer()), strict=True):
+        with torch.no_grad():
+            maps = oracle(input_ids=torch.tensor([one.ids]), output_attentions=True).attentions
+        expected = torch.stack([each[0, :, -1] for each in maps])
+        # merging rounds W + BA once more than running both: a few units in the sixth place, seen 2e-6
+        torch.testing.assert_close(values[..., : len(one.ids)], expected, atol=1e-5, rtol=0)
+
+
+def test_an_adapters_folder_brings_its_base_and_its_name_says_both(checkpoint: Path, adapter: Path) -> None:
+    alone = load_model(adapter)
+    on_top = load_model(checkpoint, adapter=adapter)
+    assert alone.name == on_top.name == f"{checkpoint}+{adapter}"
+    found, again = (read_attention(each, tiny_prompts()).values for each in (alone, on_top))
+    assert torch.equal(found, again)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_an_adapter_knows_its_base_in_any_usual_dtype(checkpoint: Path, adapter: Path, dtype: str) -> None:
+    assert load_model(checkpoint, adapter=adapter, dtype=dtype).model is not None
+
+
+def test_an_adapter_is_refused_on_other_weights_than_it_was_made_for(copied: Path, adapter: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(copied)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(1.1)
+    model.save_pretrained(copied)
+    with pytest.raises(ModelError, match=r"made for another base .*checkpoint.*weights of .*copy differ"):
+        load_model(copied, adapter=adapter)
+
+
+def test_an_adapter_of_another_shape_is_refused_with_both_shapes(adapter: Path, tmp_path: Path) -> None:
+    bare = Path(shutil.copytree(adapter, tmp_path / "lora"))
+    (bare / MARKER).unlink()
+    wider = transformers.AutoModelForCausalLM.from_config(tiny_config("llama", hidden_size=64, head_dim=16))
+    with pytest.raises(ModelError, match=r"lora does not fit LlamaForCausalLM: .*size mismatch"):
+        load_model(wider, tokenizer=tiny_tokenizer(), adapter=bare)
+    with pytest.raises(ModelError, match=r"lora does not fit GPT2LMHeadModel: .*q_proj"):
+        load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer(), adapter=bare)
+
+
+def test_an_adapter_of_a_deeper_model_is_refused_with_the_first_weight_left_out(copied: Path, tmp_path: Path) -> None:
+    deeper = transformers.AutoModelForCausalLM.from_config(tiny_config("llama", num_hidden_layers=4))
+    tiny_lora(deeper, ["q_proj", "v_proj"]).save_pretrained(tmp_path / "lora")
+    with pytest.raises(ModelError, match=r"lora holds 8 weights that .*copy has no layer for, first .*layers.2.self_"):
+        load_model(copied, adapter=tmp_path / "lora")
+
+
+def test_an_unmarked_adapter_on_a_base_of_another_name_is_warned_of(
+    copied: Path, adapter: Path, tmp_path: Path
+) -> None:
+    bare = Path(shutil.copytree(adapter, tmp_path / "lora"))
+    (bare / MARKER).unlink()
+    with pytest.warns(UserWarning, match=r"was made for .*checkpoint and is loaded on .*copy"):
+        load_model(copied, adapter=bare)
+
+
+def test_an_adapter_that_lengthens_the_prompt_is_refused(tmp_path: Path) -> None:
+    config = PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")  # pyright: ignore[reportArgumentType]
+    prefixed = get_peft_model(tiny_model("gpt2"), config)
+    with pytest.raises(ModelError, match="PREFIX_TUNING, which puts tokens before the prompt"):
+        load_model(prefixed, tokenizer=tiny_tokenizer())  # pyright: ignore[reportArgumentType]
+
+
+def test_an_adapter_whose_base_is_gone_or_unnamed_asks_for_it(adapter: Path, tmp_path: Path) -> None:
+    lost = Path(shutil.copytree(adapter, tmp_path / "lost"))
+    config = json.loads((lost / "adapter_config.json").read_text())
+    for base, message in [("/gone/base", r"made for /gone/base, which is not there.*BASE\+"), (None, "does not say")]:
+        (lost / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": base}))
+        with pytest.raises(ModelError, match=message):
+            load_model(lost)
+
+
+@pytest.mark.parametrize("spoil", ["pickle", "truncated", "lacking"])
+def test_a_damaged_adapter_is_refused(spoil: str, checkpoint: Path, adapter: Path, tmp_path: Path) -> None:
+    bad = Path(shutil.copytree(adapter, tmp_path / "bad"))
+    weights = bad / "adapter_model.safetensors"
+    if spoil == "pickle":
+        weights.rename(bad / "adapter_model.bin")
+    elif spoil == "truncated":
+        weights.write_bytes(weights.read_bytes()[:2000])
+    else:
+        from safetensors.torch import load_file, save_file
+
+        kept = load_file(weights)
+        save_file({name: value for name, value in kept.items() if "layers.1" not in name}, weights)
+    expected = {"pickle": "no adapter_model.safetensors", "truncated": "does not fit", "lacking": "lacks weights"}
+    with pytest.raises(ModelError, match=f"bad.*{expected[spoil]}"):
+        load_model(checkpoint, adapter=bad)
+
+
+def changed(folder: Path, name: str, **values: object) -> Path:
+    """The folder, with settings in one of its JSON files changed."""
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+@pytest.mark.parametrize("targets", ["((([", ["(["]])
+def test_targets_of_an_adapter_that_are_no_pattern_or_no_layer_are_refused(
+    targets: object, llama_folder: Path, lora_folder: Path
+) -> None:
+    changed(lora_folder, "adapter_config.json", target_modules=targets)
+    with pytest.raises(ModelError, match=r"lora does not fit .*llama"):
+        load_model(llama_folder, adapter=lora_folder)
+
+
+@pytest.mark.parametrize("base", [["a"], 3, {"a": 1}, True])
+def test_a_base_that_is_not_text_is_refused(base: object, llama_folder: Path, lora_folder: Path) -> None:
+    changed(lora_folder, "adapter_config.json", base_model_name_or_path=base)
+    for load in (lambda: load_model(llama_folder, adapter=lora_folder), lambda: load_model(lora_folder)):
+        with pytest.raises(ModelError, match="base"):
+            load()
+
+
+def test_an_adapter_that_reads_a_pickle_of_its_own_is_refused_before_that_is_opened(
+    llama_folder: Path, lora_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = tmp_path / "states.pt"
+    states.write_bytes(b"\x80\x04 no pickle")
+    settings = {"peft_type": "MULTITASK_PROMPT_TUNING", "num_virtual_tokens": 2, "num_tasks": 1}
+    settings |= {"prompt_tuning_init": "AVERAGE_SOURCE_TASKS", "prompt_tuning_init_state_dict_path": str(states)}
+    changed(lora_folder, "adapter_config.json", **settings)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was opened"))
+    with pytest.raises(ModelError, match="MULTITASK_PROMPT_TUNING, which puts tokens before the prompt"):
+        load_model(llama_folder, adapter=lora_folder)

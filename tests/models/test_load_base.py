@@ -1,0 +1,140 @@
+"""Base models that are damaged or hostile: each refused by name, with what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tiny import tiny_model, tiny_tokenizer
+
+from attnbalance import load_model
+from attnbalance.errors import ModelError
+from attnbalance.models.load import load_limits
+from attnbalance.models.load_base import LARGEST_WEIGHT, load_base
+
+
+def _pickle_only(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def _edit_config(**changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return edit
+
+
+def _drop_weight(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.self_attn.k_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def _spoil_weight(folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight[0, 0] = torch.nan
+    model.save_pretrained(folder)
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "pickle": (_pickle_only, r"only pickled weights \(pytorch_model.bin\), which can run code.*safe_serialization"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
+    "truncated": (
+        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
+        "cannot load model .*copy: Safetensor",
+    ),
+    "no header": (lambda f: (f / "model.safetensors").write_bytes(b"no weights here"), "cannot load model .*copy"),
+    "missing": (_drop_weight, r"1 weights are missing .* first model.layers.1.self_attn.k_proj.weight"),
+    "shape": (_edit_config(intermediate_size=96), "copy.*(mismatch|another shape)"),
+    "nan": (
+        _spoil_weight,
+        r"copy: weights of model.layers.0.self_attn.q_proj.weight must be finite .* the checkpoint is damaged",
+    ),
+    "no config": (lambda f: (f / "config.json").unlink(), "holds no config.json: not a Hugging Face model folder"),
+    "broken config": (lambda f: (f / "config.json").write_text("{"), "cannot load model .*copy"),
+    "odd config": (_edit_config(hidden_size="wide"), "cannot load model .*copy.*hidden_size"),
+    "other kind": (_edit_config(model_type="nothing"), "cannot load model .*copy.*nothing"),
+    "encoder-decoder": (_edit_config(is_encoder_decoder=True), "is an encoder-decoder model; only decoder-only"),
+    "no tokenizer": (
+        lambda f: [(f / name).unlink() for name in ("tokenizer.json", "tokenizer_config.json")],
+        "cannot load a tokenizer from .*copy.*`tokenizer`",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_folder_is_refused_with_its_name_and_what_is_wrong(what: str, copied: Path) -> None:
+    damage, message = DAMAGE[what]
+    damage(copied)
+    with pytest.raises(ModelError, match=message):
+        load_model(copied)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "half-ish", "Tensor", torch.int64])
+def test_a_dtype_that_no_model_computes_in_is_refused(dtype: str | torch.dtype) -> None:
+    with pytest.raises(ModelError, match=r"`dtype` must be float32, bfloat16, float16 or float64, got"):
+        load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer(), dtype=dtype)
+
+
+def changed(folder: Path, name: str, **values: object) -> Path:
+    """The folder, with settings in one of its JSON files changed."""
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+CONFIGS = {
+    "no heads": ({"num_attention_heads": 0}, "cannot load model .*: "),
+    "half a head": ({"num_attention_heads": 1.5}, "cannot load model .*: "),
+    "no key-value heads": ({"num_key_value_heads": 0}, "cannot load model .*: "),
+    "padding outside the vocabulary": ({"pad_token_id": 99999}, "cannot load model .*: "),
+    "an unknown quantisation": (
+        {"quantization_config": {"quant_method": "foo"}},
+        "does not know the quantisation 'foo'",
+    ),
+    "a quantisation without a name": ({"quantization_config": {"bits": 4}}, "quant"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), CONFIGS.values(), ids=CONFIGS)
+def test_a_config_that_no_model_can_be_made_of_is_refused(
+    change: dict[str, object], message: str, llama_folder: Path
+) -> None:
+    changed(llama_folder, "config.json", **change)
+    with pytest.raises(ModelError, match=message) as refusal:
+        load_base(str(llama_folder))
+    assert str(llama_folder) in str(refusal.value)
+
+
+@pytest.mark.parametrize("limit", [0, -1, -100])
+def test_a_model_of_no_positions_is_refused_before_anything_is_measured(limit: int, llama_folder: Path) -> None:
+    changed(llama_folder, "config.json", max_position_embeddings=limit)
+    for load in (lambda: load_limits(str(llama_folder)), lambda: load_model(llama_folder)):
+        with pytest.raises(ModelError, match=f"max_position_embeddings must be at least 1, got {limit}"):
+            load()
+
+
+@pytest.mark.parametrize("value", [1e30, -1e30, float("inf"), float("nan")])
+def test_weights_that_could_only_give_infinite_numbers_are_refused_by_name(value: float, llama_folder: Path) -> None:
+    weights = load_file(llama_folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(weights, llama_folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"weights of model.layers.1.mlp.up_proj.weight must be finite and at most 1e\+18"
+    ):
+        load_base(str(llama_folder))
+
+
+def test_weights_of_the_largest_size_that_is_allowed_give_finite_squares() -> None:
+    assert torch.tensor(LARGEST_WEIGHT).square().isfinite()
+    assert not torch.tensor(100 * LARGEST_WEIGHT).square().isfinite()

@@ -1,0 +1,260 @@
+"""Reproducing figures: cells run once, a killed run goes on, processes change nothing, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnbalance.errors import DataError, ModelError, OutputError
+from attnbalance.papers import reproduce as reproduction
+from attnbalance.papers.figure import Cell, Claim, Panel, PaperFigure, Series, by_seed
+from attnbalance.papers.reproduce import figures, reproduce
+from attnbalance.statistics.intervals import seed_interval
+
+RUNS: list[str] = []
+
+
+def run(settings: Mapping) -> dict[str, float]:
+    if settings["facts"] == "absent":
+        raise DataError("there are no such facts")
+    RUNS.append(f"{settings['k']}-{settings['seed']}")
+    return {"x": settings["k"] + 0.1 * settings["seed"]}
+
+
+def figure(name: str, ks: tuple[int, ...]) -> PaperFigure:
+    return PaperFigure(
+        name,
+        "Someone 2024, <Figure 1>",
+        "About $x$ & <b>.",
+        lambda scale, seeds, facts: [
+            Cell(f"cell-{k}-{s}", {"seed": s, "k": k, "facts": facts if k == 9 else ""}) for k in ks for s in seeds
+        ],
+        run,
+        lambda results: [
+            Panel("x", "k", "x", (Series("a", tuple(ks), tuple(seed_interval(values(results, k)) for k in ks)),))
+        ],
+        lambda results: [
+            Claim("x is <above> 0", "x", values(results, ks[0])),
+            Claim("x is below 0", "minus x", tuple(-x for x in values(results, ks[0]))),
+            Claim("x is above 0.1", "x minus 0.1", tuple(x - 0.1 for x in values(results, 0))),
+        ],
+    )
+
+
+def values(results, k: int) -> tuple[float, ...]:
+    return by_seed(results, lambda one: one.values["x"], k=k)
+
+
+@pytest.fixture(autouse=True)
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    RUNS.clear()
+    made = {one.name: one for one in (figure("first", (1, 0)), figure("second", (2, 1, 0)), figure("real", (9, 0)))}
+    monkeypatch.setattr(reproduction, "figures", lambda: made)
+
+
+def test_each_cell_runs_once_and_figures_share_what_they_have_in_common(tmp_path: Path) -> None:
+    answer = reproduce(["first", "second"], tmp_path / "out", seeds=3, workers=1)
+    assert sorted(RUNS) == sorted(f"{k}-{s}" for k in (0, 1, 2) for s in range(3))
+    assert answer.startswith("Of 6 claims 2 are seen, 2 not seen, 2 reversed.")
+    found = json.loads((tmp_path / "out" / "first.json").read_text())
+    assert [claim["verdict"] for claim in found["claims"]] == ["seen", "reversed", "not seen"]
+    assert found["claims"][0]["by seed"] == pytest.approx([1.0, 1.1, 1.2])
+    assert "seen: x is <above> 0 (x +1.1 [+0.852, +1.35])" in found["sentence"]
+    assert found["panels"][0]["series"][0]["y"][0]["mean"] == pytest.approx(1.1)
+    assert found["versions"]["torch"]
+    RUNS.clear()
+    assert reproduce(["second", "first"], tmp_path / "out", seeds=3, workers=1) == answer
+    assert RUNS == []
+    reproduce(["first"], tmp_path / "out", seeds=4, workers=1)
+    assert sorted(RUNS) == ["0-3", "1-3"]  # a seed more is that seed's work
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = reproduce(["second"], tmp_path / "whole", seeds=3, workers=1)
+    RUNS.clear()
+    real = reproduction.write_json
+
+    def stops(path: Path, value: object) -> None:
+        real(path, value)
+        if len(RUNS) == 4 and path.parent.name == "cells":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduction, "write_json", stops)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(["second"], tmp_path / "out", seeds=3, workers=1)
+    monkeypatch.setattr(reproduction, "write_json", real)
+    assert reproduce(["second"], tmp_path / "out", seeds=3, workers=1) == whole
+    assert len(RUNS) == len(set(RUNS)) == 9
+
+
+def test_the_page_holds_every_claim_and_escapes_what_it_is_told(tmp_path: Path) -> None:
+    reproduce(["all"], tmp_path / "out", seeds=2, facts="absent", workers=1, command="attnbalance reproduce <all>")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "x is &lt;above&gt; 0" in page
+    assert "Someone 2024, &lt;Figure 1&gt;.</strong> About $x$ &amp; &lt;b&gt;." in page
+    assert "attnbalance reproduce &lt;all&gt;" in page
+    assert "Of 6 claims 2 are seen, 2 not seen, 2 reversed. Not run: real." in page
+    assert page.count("<svg") == 2
+    assert "not run: there are no such facts" in page
+    assert 'src="http' not in page
+    assert 'href="http' not in page
+    assert "<script" not in page
+
+
+def test_a_figure_whose_facts_cannot_be_had_raises_alone_and_is_told_among_others(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such facts"):
+        reproduce(["real"], tmp_path / "alone", seeds=2, facts="absent", workers=1)
+    answer = reproduce(["real", "first"], tmp_path / "out", seeds=2, facts="absent", workers=1)
+    assert "real (Someone 2024, <Figure 1>)\n  not run: there are no such facts" in answer
+    assert not (tmp_path / "out" / "real.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["third"], {}, "no figure 'third'; there are all, first, second, real"),
+        ([], {}, "no figure"),
+        (["all"], {"scale": "huge"}, "`scale` must be small or paper.*got 'huge', 5 and 1"),
+        (["all"], {"seeds": 1}, "`seeds` at least 2.*got 'small', 1 and 1"),
+        (["first"], {"workers": 0}, "`workers` at least 1; got 'small', 5 and 0"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(names: list[str], options: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        reproduce(names, tmp_path / "out", **options)
+
+
+def test_a_folder_of_another_scale_or_other_settings_is_refused(tmp_path: Path) -> None:
+    reproduce(["first"], tmp_path, seeds=2)
+    with pytest.raises(OutputError, match="scale is 'small' there, 'paper' here"):
+        reproduce(["first"], tmp_path, seeds=2, scale="paper")
+    for old, new in (('"k": 1', '"k": 5'), ('"attnbalance": "0', '"attnbalance": "9')):
+        path = tmp_path / "cells" / "cell-1-0.json"
+        before = path.read_text()
+        path.write_text(before.replace(old, new))
+        with pytest.raises(OutputError, match=r"1 files in .* another version \(first: cell-1-0.json\)"):
+            reproduce(["first"], tmp_path, seeds=2)
+        path.write_text(before)
+    assert reproduce(["first"], tmp_path, seeds=2)
+
+
+def test_facts_may_come_later(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such facts"):
+        reproduce(["real"], tmp_path, seeds=2, facts="absent")
+    reproduce(["first"], tmp_path, seeds=2, facts="wherever")
+    assert "seen" in reproduce(["real"], tmp_path, seeds=2, facts="there")
+
+
+def test_the_page_is_about_all_figures_of_the_folder_and_the_answer_about_those_asked_for(tmp_path: Path) -> None:
+    reproduce(["first"], tmp_path, seeds=2)
+    answer = reproduce(["second"], tmp_path, seeds=2)
+    page = (tmp_path / "report.html").read_text()
+    assert "Of 6 claims" in page
+    assert 'id="first"' in page
+    assert 'id="second"' in page
+    assert answer.startswith("Of 3 claims")
+    assert "first" not in answer
+
+
+def test_numbers_that_are_not_finite_are_an_error_that_names_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = replace(figure("broken", (1,)), run=lambda settings: {"x": float("nan")})
+    monkeypatch.setattr(reproduction, "figures", lambda: {"broken": broken})
+    with pytest.raises(ModelError, match="cell-1-0 gave numbers that are not finite"):
+        reproduce(["broken"], tmp_path, seeds=2)
+    assert not list((tmp_path / "cells").glob("cell*"))
+
+
+def test_an_error_of_ours_says_what_it_was_working_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = replace(figure("broken", (1,)), run=lambda settings: 1 / 0)
+    monkeypatch.setattr(reproduction, "figures", lambda: {"broken": broken})
+    with pytest.raises(ZeroDivisionError) as caught:
+        reproduce(["broken"], tmp_path, seeds=2)
+    assert caught.value.__notes__ == ["while working on cell-1-0, for broken"]
+
+
+FAST = ["ghosal-fig6", "--seeds", "2", "--workers", "2"]
+
+
+def command(out: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "attnbalance.cli", "reproduce", *options, "--out", str(out)]
+
+
+def begun(out: Path) -> subprocess.Popen:
+    """Two processes at work on Figure 6, after the first of its results."""
+    found = subprocess.Popen(
+        command(out, *FAST), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    while found.poll() is None and not list((out / "cells").glob("[!.]*.json")):
+        time.sleep(0.05)
+    return found
+
+
+def left_behind(group: int) -> bool:
+    """Whether any process of a session is left after ten seconds."""
+    for _ in range(200):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.usefixtures("real_figures")
+def test_two_processes_killed_on_the_way_leave_none_behind_and_give_what_one_gives(tmp_path: Path) -> None:
+    killed, cells = begun(tmp_path / "two"), tmp_path / "two" / "cells"
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not left_behind(killed.pid)  # the workers end with their parent
+    assert 0 < len(list(cells.glob("[!.]*.json"))) < 8
+    two = subprocess.run(command(tmp_path / "two", *FAST), capture_output=True, text=True, check=True).stdout
+    one = reproduce(["ghosal-fig6"], tmp_path / "one", seeds=2)
+    assert one in two
+    first, second = (json.loads((tmp_path / name / "ghosal-fig6.json").read_text()) for name in ("one", "two"))
+    assert first == second
+
+
+def test_control_c_ends_all_at_once_with_one_message_and_code_2(tmp_path: Path) -> None:
+    running = begun(tmp_path / "out")
+    os.killpg(running.pid, signal.SIGINT)
+    said, _ = running.communicate(timeout=30)
+    assert running.returncode == 2
+    assert "interrupted" in said
+    assert not left_behind(running.pid)
+
+
+@pytest.fixture
+def real_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduction, "figures", figures)
+
+
+@pytest.mark.usefixtures("real_figures")
+def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own() -> None:
+    assert set(reproduction.figures()) >= {"ghosal-fig2a", "ghosal-fig2b", "ghosal-fig2c", "ghosal-fig6"}
+    assert set(reproduction.figures()) >= {"xu-chen-fig2", "xu-chen-table3", "xu-chen-steps", "xu-chen-popqa"}
+    assert set(reproduction.figures()) >= {"goyal-prop1", "goyal-thm1"}
+    for one in reproduction.figures().values():
+        for scale in ("small", "paper"):
+            cells = one.cells(scale, range(5), "popqa")
+            assert len({cell.name for cell in cells}) == len(cells)
+            assert {cell.settings["seed"] for cell in cells} == set(range(5))
+            json.dumps([dict(cell.settings) for cell in cells])
+
+
+@pytest.mark.usefixtures("real_figures")
+def test_a_wrong_name_on_the_command_line_lists_the_figures_and_exits_with_2(tmp_path: Path) -> None:
+    done = subprocess.run(command(tmp_path / "out", "fig2"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "no figure 'fig2'; there are all, ghosal-fig2a" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,176 @@
+"""Answer tokens worked out by hand, with a tokenizer in which every word is one token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import tiny_prompts, tiny_tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from attnbalance import Fact, Prompt
+from attnbalance.data.prompts import make_prompts
+from attnbalance.errors import BadRowsError, DataError
+from attnbalance.readings.answer_tokens import check_tokenizers, make_answer_tokens
+
+WORDS = "<unk> </s> : France Italy Spain India city king Paris Rome Madrid New York Delhi Juan"
+ID = {word: i for i, word in enumerate(WORDS.split())}
+
+
+def words(**special: str) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordLevel(ID, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", **special)
+
+
+def prompts(*facts: tuple[str, ...], relation: str = "city") -> tuple[Prompt, ...]:
+    """Prompts "relation subject :", one for each (subject, answer, further accepted answers ...)."""
+    return make_prompts([Fact(subject, relation, answers) for subject, *answers in facts], "{relation} {subject} :")
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(ID[word] for word in text.split())
+
+
+def test_each_answer_is_set_against_all_others_of_its_relation_each_once() -> None:
+    found = make_answer_tokens(
+        (
+            *prompts(("France", "Paris"), ("Italy", "Rome"), ("Spain", "Madrid"), ("India", "Rome")),
+            *prompts(("Spain", "Juan"), ("Italy", "Paris"), relation="king"),
+        ),
+        words(eos_token="</s>"),
+    )
+    assert found.candidates == {"city": ids("Paris Rome Madrid"), "king": ids("Juan Paris")}
+    assert found.answer == (0, 1, 2, 1, 0, 1)
+    assert found.others == ((1, 2), (0, 2), (0, 1), (0, 2), (1,), (0,))
+    assert found.tokens == ids("Paris Rome Madrid Rome Juan Paris")
+    assert found.ambiguous == 0
+    assert [one.ids for one in found.encodings[:2]] == [ids("city France :"), ids("city Italy :")]
+
+
+def test_answers_that_a_fact_accepts_as_well_are_no_others() -> None:
+    facts = (("France", "Paris", "Rome", "Lutetia"), ("Italy", "Rome"), ("Spain", "Madrid"))
+    assert make_answer_tokens(prompts(*facts), words()).others == ((2,), (2,), (0, 1))
+
+
+def test_one_answer_spelled_in_two_ways_is_no_rival_of_itself() -> None:
+    facts = [Fact(f"Town {i}", "capital", (answer,)) for i, answer in enumerate(("Paris", "paris", "Rome"))]
+    found = make_answer_tokens(make_prompts(facts), tiny_tokenizer("bos"))
+    rome = found.answer[2]
+    assert found.others[0] == found.others[1] == (rome,)
+    assert found.others[2] == tuple(k for k in range(len(found.candidates["capital"])) if k != rome)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("Paris", "Lutetia"), ("Rome", "Lutetia")),  # a further answer of both
+        (("Paris", "Lutetia"), ("Rome", "LUTETIA")),  # in another case
+        (("Paris", "rome"), ("Rome",)),
+        (("Paris", "Straße"), ("Rome", "Paris", "STRASSE")),
+    ],
+)
+def test_facts_that_share_an_accepted_answer_in_any_case_are_no_rivals(
+    first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    facts = (("France", *first), ("Italy", *second), ("Spain", "Madrid", "Juan"), ("India", "Delhi"))
+    found = make_answer_tokens(prompts(*facts), words())
+    assert found.others == ((2, 3), (2, 3), (0, 1, 3), (0, 1, 2))
+    assert found.ambiguous == 0
+
+
+def test_a_token_that_another_answer_shares_is_counted_as_ambiguous() -> None:
+    facts = (("France", "New York"), ("India", "New Delhi"), ("Spain", "Madrid"))
+    found = make_answer_tokens(prompts(*facts), words())
+    assert found.candidates == {"city": ids("New Madrid")}
+    assert (found.answer, found.others, found.ambiguous) == ((0, 0, 1), ((1,), (1,), (0,)), 2)
+    accepting = (("France", "New York", "New Delhi"), *facts[1:])  # cannot mistake one for the other
+    assert make_answer_tokens(prompts(*accepting), words()).ambiguous == 0
+
+
+def test_tokens_that_all_answers_begin_with_are_put_behind_the_prompt() -> None:
+    city = prompts(("France", "New York"), ("India", "New Delhi"))
+    king = prompts(("Spain", "Juan"), ("France", "New York"), relation="king")
+    found = make_answer_tokens((city[0], *king, city[1]), words())
+    assert found.candidates == {"city": ids("York Delhi"), "king": ids("Juan New")}
+    assert [one.ids for one in found.encodings] == [
+        ids("city France : New"),
+        ids("king Spain :"),
+        ids("king France :"),
+        ids("city India : New"),
+    ]
+    assert found.encodings[0].tokens[-1] == "New"
+    assert found.encodings[0].spans == {"relation": (0,), "subject": (1,)}
+    assert found.ambiguous == 0
+
+
+def test_an_answer_that_others_go_on_from_is_told_by_its_end_where_there_is_one() -> None:
+    some = prompts(("France", "New"), ("India", "New Delhi"))
+    found = make_answer_tokens(some, words(eos_token="</s>"))
+    assert found.candidates == {"city": (1, ID["Delhi"])}
+    assert [one.ids[-1] for one in found.encodings] == [ID["New"]] * 2
+    with pytest.raises(BadRowsError, match="no end of sequence") as one:
+        make_answer_tokens(some, words())
+    assert one.value.indices == (0,)
+
+
+def test_rivals_weigh_by_how_probable_they_are_and_equal_ones_give_the_mean() -> None:
+    found = make_answer_tokens(prompts(("France", "Paris"), ("Italy", "Rome"), ("Spain", "Madrid")), words())
+    W_U = torch.randn(5, len(ID), generator=torch.Generator().manual_seed(0))
+    even = replace(found, weights=((0.5, 0.5),) * 3)
+    torch.testing.assert_close(even.direction(W_U), found.direction(W_U))
+    one = replace(found, weights=((1.0, 0.0), (1.0, 0.0), (0.0, 1.0)))
+    columns = [W_U[:, ID[name]] for name in ("Paris", "Rome", "Madrid")]
+    rivals = [columns[1], columns[0], columns[1]]
+    expected = torch.stack([mine - rival for mine, rival in zip(columns, rivals, strict=True)])
+    torch.testing.assert_close(one.direction(W_U), expected)
+
+
+def test_facts_with_nothing_to_be_set_against_are_named() -> None:
+    city = prompts(("France", "Paris"), ("Italy", "Rome"))
+    king = prompts(("Spain", "Juan"), ("Italy", "Juan"), relation="king")
+    with pytest.raises(BadRowsError, match=r"2 of 4 facts have no other(.|\n)*'king' has the one answer 'Juan'") as one:
+        make_answer_tokens((king[0], *city, king[1]), words())
+    assert one.value.indices == (0, 3)
+    facts = (("France", "Paris", "Rome"), ("Italy", "Rome"))
+    with pytest.raises(BadRowsError, match=r"2 of 2 (.|\n)*every answer of relation 'city' is accepted for 'France'"):
+        make_answer_tokens(prompts(*facts), words())
+
+
+def test_directions_give_the_logit_difference_of_a_naive_loop_over_logits() -> None:
+    facts = (("France", "Paris"), ("Italy", "Rome", "Paris"), ("Spain", "Madrid"), ("India", "New Delhi"))
+    found = make_answer_tokens((*prompts(*facts), *prompts(*facts[1:], relation="king")), words())
+    generator = torch.Generator().manual_seed(0)
+    W_U, states = torch.randn(8, len(ID), generator=generator), torch.randn(7, 8, generator=generator)
+    first = ("Paris", "Rome", "Madrid", "New")
+    expected = []
+    for i, state in enumerate(states):
+        k, known = (i, first) if i < 4 else (i - 3, first[1:])
+        logits = [float(sum(state[d] * W_U[d, v] for d in range(8))) for v in range(len(ID))]
+        others = [logits[ID[word]] for word in known if word != first[k] and {first[k], word} != {"Rome", "Paris"}]
+        expected.append(logits[ID[first[k]]] - sum(others) / len(others))
+    # float32 sums of eight products of entries up to 3
+    torch.testing.assert_close((found.direction(W_U) * states).sum(1), torch.tensor(expected), atol=1e-5, rtol=1e-5)
+    some = found.at([5, 0])
+    torch.testing.assert_close(some.direction(W_U), found.direction(W_U)[[5, 0]])
+    assert (len(some), some.tokens, some.candidates) == (2, ids("Madrid Paris"), found.candidates)
+
+
+def test_a_byte_level_tokenizers_answers_begin_with_a_space() -> None:
+    facts = [Fact(p.fact.subject, "r", p.fact.answers, question=p.fact.question) for p in tiny_prompts()]
+    tokenizer = tiny_tokenizer()
+    found = make_answer_tokens(make_prompts(facts), tokenizer)
+    spelled = [tokenizer(" " + fact.answer, add_special_tokens=False)["input_ids"] for fact in facts]
+    assert len({tuple(one) for one in spelled}) == 9
+    shared = len(found.encodings[0].ids) - len(tokenizer(found.prompts[0].text, add_special_tokens=False)["input_ids"])
+    assert all(one[:shared] == spelled[0][:shared] for one in spelled)
+    assert found.tokens == tuple(one[shared] for one in spelled)
+    assert len(set(found.tokens)) > 1
+
+
+def test_two_tokenizers_are_told_apart() -> None:
+    check_tokenizers(words(), words(eos_token="</s>"), ["city France :"])
+    with pytest.raises(DataError, match="different tokenizers"):
+        check_tokenizers(words(), tiny_tokenizer(), ["city France :"])

@@ -1,0 +1,94 @@
+# ruff: noqa: RUF001 (letters of many scripts are the subject)
+"""Scoring: whole words of the first line in many scripts, and the paper's containment."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbalance.errors import DataError
+from attnbalance.readings.scoring import CONTAINMENT, WHOLE_WORDS, is_match
+
+
+@pytest.mark.parametrize(
+    ("output", "answers", "expected"),
+    [
+        (" Paris\n", ["paris"], True),
+        ("the city of PARIS, in France", ["Rome", " Paris "], True),  # any answer, anywhere in the output
+        ("Apollo", ["pol"], True),  # the paper's rule knows no words
+        ("A place.\nParis", ["Paris"], True),  # nor lines
+        ("Pari", ["Paris"], False),
+        ("", ["Paris"], False),
+        ("anything", ["", "  "], False),
+        ("anything", [], False),
+    ],
+)
+def test_containment_is_the_papers_rule(output: str, answers: list[str], expected: bool) -> None:
+    assert is_match(output, answers, CONTAINMENT) is expected
+
+
+@pytest.mark.parametrize(
+    ("output", "answers", "expected"),
+    [
+        (" Paris\n", ["paris"], True),
+        ("the city of PARIS, in France", ["Rome", " Paris "], True),
+        ("It is (Paris).", ["Paris"], True),
+        ("France's", ["France"], True),
+        ("US-based", ["US"], True),
+        ("The answer is U.S.", ["U.S."], True),
+        ("C++ and Rust", ["C++"], True),
+        ("New\u00a0 York", ["New York"], True),  # any white space
+        ("\n\n Paris", ["Paris"], True),  # the first line that is not empty
+        ("A place.\nParis", ["Paris"], False),  # what follows is another question, or a story
+        ("Apollo", ["pol"], False),
+        ("United States of America", ["IT", "Italy"], False),
+        ("Jamerica", ["America", "CA"], False),
+        ("Australia", ["US"], False),
+        ("Parish", ["Paris"], False),
+        ("1942", ["194"], False),
+        ("Straße", ["strasse"], True),  # case folding
+        ("S\u0303ao", ["S"], False),  # a mark belongs to its letter
+        ("ＰＡＲＩＳ", ["Paris"], True),  # full width
+        ("Zürich", ["Zu\u0308rich"], True),  # composed or not
+        ("Москва, Россия", ["москва"], True),
+        ("Московская область", ["Москов"], False),
+        ("首都是北京。", ["北京"], True),  # no spaces between words
+        ("東京です", ["東京"], True),
+        ("서울은 수도이다", ["서울"], True),  # a particle behind the name
+        ("กรุงเทพมหานคร", ["กรุงเทพ"], True),
+        ("ไทย\u0e35", ["ไทย"], False),  # a vowel sign belongs to its letter
+        ("العاصمة باريس هي", ["باريس"], True),
+        ("it is a country in Europe", ["IT"], False),  # a code keeps its case
+        ("IT", ["IT"], True),
+        ("usa", ["USA"], True),
+        ("3.14 is pi", ["3"], False),  # the point and comma of a number end no word
+        ("19,000 people", ["19"], False),
+        ("in 1,999", ["999"], False),
+        ("3, 14", ["3"], True),
+        ("in 1999.", ["1999"], True),
+        ("v2.x", ["2"], False),
+        ("", ["Paris"], False),
+        ("anything", ["", "  "], False),
+        ("anything", [], False),
+    ],
+)
+def test_whole_words_of_the_first_line(output: str, answers: list[str], expected: bool) -> None:
+    assert is_match(output, answers, WHOLE_WORDS) is expected
+    assert is_match(output, answers) is expected
+
+
+@given(st.text(alphabet="ab é.北\u0301", max_size=8), st.text(alphabet="ab é北", min_size=1, max_size=3))
+def test_whole_words_are_contained_and_an_answer_is_its_own(output: str, answer: str) -> None:
+    if is_match(output, [answer]) and answer.islower():
+        squeezed = " ".join(output.split())
+        assert (
+            is_match(squeezed, [" ".join(answer.split())], CONTAINMENT) or "\u0301" in output
+        )  # composed with its letter
+    assert is_match(answer, [answer]) == bool(answer.strip())
+    assert is_match(f"x {answer} y", [answer]) == bool(answer.strip())
+
+
+def test_another_scoring_is_refused() -> None:
+    with pytest.raises(DataError, match="scoring must be one of whole-words, containment, got 'exact'"):
+        is_match("a", ["a"], "exact")

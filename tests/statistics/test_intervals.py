@@ -1,0 +1,234 @@
+"""Intervals against closed forms and scipy, and how often they miss."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from attnbalance.statistics.intervals import (
+    Interval,
+    finite,
+    mean_intervals,
+    rank_correlations,
+    ratio_intervals,
+    seed_interval,
+)
+
+
+def test_intervals_of_single_prompts_agree_with_the_normal_theory_of_a_mean():
+    values = np.random.default_rng(1).normal(loc=3, size=400)
+    [found] = mean_intervals(values[:, None], [str(i) for i in range(400)])
+    half = 1.96 * values.std() / 20
+    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
+
+
+def test_prompts_of_one_subject_count_as_one():
+    values = np.random.default_rng(2).normal(size=30)
+    alone = mean_intervals(values[:, None], [str(i) for i in range(30)])[0]
+    repeated = mean_intervals(np.repeat(values, 5)[:, None], [str(i) for i in range(30) for _ in range(5)])[0]
+    unclustered = mean_intervals(np.repeat(values, 5)[:, None], [str(i) for i in range(150)])[0]
+    assert repeated.high - repeated.low == pytest.approx(alone.high - alone.low, rel=0.15)
+    assert unclustered.high - unclustered.low < 0.6 * (repeated.high - repeated.low)
+
+
+def _family_errors(draw, truth, prompts, samples, **how):
+    """The share of samples [prompt, layer] in which some layer's simultaneous interval does not hold the truth."""
+    missed, names = 0, [str(i) for i in range(prompts)]
+    for seed in range(samples):
+        intervals = mean_intervals(draw(np.random.default_rng(seed)), names, simultaneous=True, seed=seed)
+        missed += any(not interval.low <= truth <= interval.high for interval in intervals)
+    return missed / samples
+
+
+# Of 150 samples, 5% wrong bands give more than 9.4% with probability 1%, and the wrong method (Bonferroni over the
+# normal percentile ends) gave 28% (Beta, 8 layers) and 33% (lognormal, 8 layers) or more.
+@pytest.mark.parametrize("correlated", [0.0, 0.7])
+def test_some_layer_of_a_skewed_reading_is_missed_as_rarely_as_simultaneous_intervals_promise(correlated):
+    def beta(rng):
+        z = math.sqrt(1 - correlated) * rng.normal(size=(20, 8)) + math.sqrt(correlated) * rng.normal(size=(20, 1))
+        return stats.beta.ppf(stats.norm.cdf(z), 0.5, 8)
+
+    assert _family_errors(beta, 0.5 / 8.5, 20, 150) < 0.094
+
+
+def test_some_layer_of_a_lognormal_reading_is_missed_as_rarely_as_simultaneous_intervals_promise():
+    assert _family_errors(lambda rng: rng.lognormal(size=(30, 8)), math.exp(0.5), 30, 150) < 0.094
+
+
+def test_an_interval_of_a_skewed_mean_holds_it_as_often_as_it_says_at_20_subjects():
+    # Columns share the draws of subjects, so 2,000 columns weigh as some 500 samples: a standard error of .01. The
+    # percentile ends with Student's correction held .91.
+    values = np.random.default_rng(20).beta(0.5, 8, size=(20, 2000))
+    intervals = mean_intervals(values, [str(i) for i in range(20)])
+    assert np.mean([interval.low <= 0.5 / 8.5 <= interval.high for interval in intervals]) > 0.93
+
+
+def test_intervals_move_and_turn_with_their_values():
+    values = np.random.default_rng(8).lognormal(size=(20, 3))
+    names = [f"s{i // 2}" for i in range(20)]
+    for both in (False, True):
+        before = mean_intervals(values, names, simultaneous=both)
+        after = mean_intervals(5 - 1000 * values, names, simultaneous=both)
+        for one, other in zip(before, after, strict=True):
+            assert (other.low, other.high) == pytest.approx((5 - 1000 * one.high, 5 - 1000 * one.low))
+
+
+def test_the_longer_tail_has_the_longer_end():
+    values = np.random.default_rng(9).lognormal(size=(30, 1))
+    [interval] = mean_intervals(values, [str(i) for i in range(30)])
+    assert interval.high - interval.mean > 1.3 * (interval.mean - interval.low)
+
+
+def test_a_constant_has_an_interval_without_width():
+    [found] = mean_intervals(np.full((10, 1), 0.25), [str(i) for i in range(10)])
+    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
+
+
+@pytest.mark.parametrize("n", [8, 20])
+def test_few_clusters_cover_a_normal_mean_as_often_as_they_say(n):
+    values = np.random.default_rng(n).normal(size=(n, 2000))
+    intervals = mean_intervals(values, [str(i) for i in range(n)])
+    assert np.mean([not interval.excludes_zero for interval in intervals]) == pytest.approx(0.955, abs=0.02)
+
+
+@pytest.mark.parametrize("n", [20, 200])
+def test_intervals_of_normal_values_are_nearly_those_of_student_and_none_is_narrower(n):
+    values = np.random.default_rng(n).normal(size=(n, 200))
+    intervals = mean_intervals(values, [str(i) for i in range(n)])
+    student = stats.t.interval(0.95, n - 1, values.mean(axis=0), stats.sem(values, axis=0))
+    widths = np.array([interval.high - interval.low for interval in intervals]) / (student[1] - student[0])
+    assert widths.min() > 1 - 1e-9
+    assert np.mean(widths) == pytest.approx(1.03, abs=0.03)  # the larger of Student's and the bootstrap's own, each end
+
+
+def test_a_simultaneous_bound_hardly_depends_on_the_seed():
+    values = np.random.default_rng(5).exponential(size=(300, 32))
+    names = [str(i) for i in range(300)]
+    ends = [mean_intervals(values, names, simultaneous=True, seed=seed)[0].low for seed in range(20)]
+    assert np.std(ends) < 0.05 * (values[:, 0].mean() - np.mean(ends))
+    assert mean_intervals(values, names, simultaneous=True) == mean_intervals(values, names, simultaneous=True)
+
+
+def test_fewer_than_five_clusters_have_no_interval():
+    values = [[0.1], [0.2], [0.4], [0.3], [0.2]]
+    assert math.isnan(mean_intervals(values, list("abcdd"))[0].low)
+    assert not math.isnan(mean_intervals(values, list("abcde"))[0].low)
+
+
+def test_one_cluster_has_no_interval():
+    [found] = mean_intervals([[1.0], [2.0]], ["a", "a"])
+    assert found.mean == 1.5
+    assert math.isnan(found.low)
+    assert not found.excludes_zero
+    assert found.as_dict() == {"mean": 1.5, "low": None, "high": None, "n": 2}
+
+
+def test_zero_is_excluded_only_by_both_ends_on_one_side():
+    ends = [(0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1), (0.0, 0.1)]
+    assert [Interval(0.0, low, high, 1).excludes_zero for low, high in ends] == [True, True, False, False]
+    assert [finite(x) for x in (1.5, math.nan, math.inf)] == [1.5, None, None]
+
+
+def _table(n=200, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.normal(size=n)
+    return np.stack([y + rng.normal(size=n), rng.normal(size=n), -(y**3)], axis=1), y, [str(i) for i in range(n)]
+
+
+def test_rank_correlations_are_spearmans():
+    x, y, names = _table()
+    for column, found in zip(x.T, rank_correlations(x, y, names), strict=True):
+        assert found.mean == pytest.approx(stats.spearmanr(column, y).statistic, abs=1e-12)
+    rounded = np.round(x, 0)  # ties
+    assert rank_correlations(rounded, y, names)[0].mean == pytest.approx(stats.spearmanr(rounded[:, 0], y).statistic)
+
+
+def test_rank_correlations_of_noise_exclude_zero_as_rarely_as_they_should():
+    hits = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        found = rank_correlations(rng.normal(size=(40, 1)), rng.normal(size=40), [str(i) for i in range(40)], seed=seed)
+        hits += found[0].excludes_zero
+    assert hits <= 22  # 5% of 200 is 10; more than 22 has probability 2e-4 under it
+
+
+def test_some_layers_rank_correlation_is_missed_as_rarely_as_simultaneous_intervals_promise():
+    # Bonferroni over percentile ends missed in 21% of samples at 30 layers; 9.4% as above
+    missed, names = 0, [str(i) for i in range(20)]
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        found = rank_correlations(rng.normal(size=(20, 15)), rng.normal(size=20), names, simultaneous=True, seed=seed)
+        missed += any(one.excludes_zero for one in found)
+    assert missed / 150 < 0.094
+
+
+def test_correlations_stay_within_one_and_unknown_values_have_none():
+    x, y, names = _table(12)
+    rising, unknown = np.stack([y**3, np.where(y > 1, math.nan, y)], axis=1).T
+    perfect, none = rank_correlations(np.stack([rising, unknown], axis=1), y, names)
+    assert (perfect.mean, perfect.low, perfect.high) == pytest.approx((1, 1, 1))
+    assert math.isnan(none.mean)
+    assert math.isnan(none.low)
+    close = rank_correlations(x[:, :1] + 5 * y[:, None], y, names)[0]
+    assert -1 < close.low < close.mean < close.high < 1
+
+
+def test_a_constant_has_no_correlation_and_few_clusters_no_interval():
+    x, y, names = _table()
+    assert rank_correlations(np.ones((200, 1)), y, names)[0].mean == 0
+    assert math.isnan(rank_correlations(x, y, ["a", "b"] * 100)[0].low)
+
+
+def test_shares_of_a_total_add_up_and_a_total_that_may_be_zero_has_none():
+    x, _, names = _table()
+    parts = x[:, :2] + [3.0, 1.0]
+    found = ratio_intervals(parts, parts.sum(1), names)
+    assert sum(one.mean for one in found) == pytest.approx(1)
+    assert found[0].mean == pytest.approx(parts[:, 0].sum() / parts.sum())
+    assert found[0].low < found[0].mean < found[0].high
+    centred = x[:, :1] - x[:, :1].mean()
+    assert math.isnan(ratio_intervals(centred, centred[:, 0] + 1e-3, names)[0].low)
+
+
+def test_shares_of_a_total_hold_the_truth_as_often_as_they_should():
+    missed = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        total = rng.normal(2.0, 1.0, size=60)
+        part = 0.7 * total + rng.normal(0, 0.5, size=60)
+        (found,) = ratio_intervals(part[:, None], total, [str(i) for i in range(60)], seed=seed)
+        missed += not found.low <= 0.7 <= found.high
+    assert missed <= 22  # as above
+
+
+def test_an_interval_over_seeds_is_students():
+    values = [0.31, 0.12, 0.25, 0.4]
+    found = seed_interval(values)
+    low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert (found.mean, found.low, found.high, found.n) == pytest.approx((0.27, low, high, 4))
+    # by hand: the t quantile of 2 degrees of freedom is 4.303; mean 2, deviation 1, over the root of 3
+    three = seed_interval([1.0, 2.0, 3.0])
+    assert (three.low, three.high) == pytest.approx((2 - 4.3027 / math.sqrt(3), 2 + 4.3027 / math.sqrt(3)), abs=1e-4)
+
+
+def test_one_seed_has_no_interval_and_equal_seeds_have_one_without_width():
+    one = seed_interval([0.5])
+    assert one.as_dict() == {"mean": 0.5, "low": None, "high": None, "n": 1}
+    assert not one.excludes_zero
+    same = seed_interval([0.5, 0.5, 0.5])
+    assert (same.mean, same.low, same.high) == (0.5, 0.5, 0.5)
+
+
+def test_intervals_over_seeds_hold_the_truth_as_often_as_they_should():
+    rng = np.random.default_rng(0)
+    found = [seed_interval(rng.normal(size=3).tolist()) for _ in range(2000)]
+    assert sum(one.excludes_zero for one in found) == pytest.approx(100, abs=40)  # 5%, four standard deviations
+
+
+def test_neither_order_nor_a_shift_changes_the_width_of_an_interval_over_seeds():
+    first, second = seed_interval([0.1, 0.5, 0.3]), seed_interval([1.3, 1.1, 1.5])
+    assert second.low - first.low == pytest.approx(1.0)
+    assert second.high - first.high == pytest.approx(1.0)

@@ -1,0 +1,62 @@
+"""`attnbalance salience`, end to end on tiny models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnbalance import Fact
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec
+from attnbalance.data.facts import FactSet
+from attnbalance.storage import compare_salience as salience_module
+from attnbalance.storage.compare_salience import compare_salience
+
+FACTS = FactSet(
+    tuple(
+        Fact(f"Subject {i}", "city" if i % 2 else "sport", (("Paris", "London", "Rome", "Oslo")[i % 4],), 50.0 - i)
+        for i in range(24)
+    )
+)
+HOW = MeasureSettings(template="The {relation} of {subject} is", recall=True, batch_size=8)
+
+
+def test_salience_writes_numbers_for_every_reading_and_popularity(
+    llama_folder: Path, lora_folder: Path, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    out = tmp_path / "out"
+    specs = [ModelSpec("a", str(llama_folder)), ModelSpec("b", str(llama_folder), str(lora_folder))]
+    answer = compare_salience(specs, FACTS, HOW, out)
+    assert answer.startswith("a: ")
+    assert " b: " in answer
+    found = json.loads((out / "salience.json").read_text())
+    assert [one["label"] for one in found] == ["a", "b"]
+    names = [reading["name"] for reading in found[0]["readings"]]
+    assert {"value salience (subject, in context)", "value salience (extended)", "push towards the subject"} <= set(
+        names
+    )
+    assert all(len(reading["popularity"]) == 2 for reading in found[0]["readings"])
+    table = pq.read_table(out / "salience.parquet")
+    heads = [1 if name.startswith("MLP") else 4 for name in names]
+    assert len(table) == 2 * len(FACTS) * 2 * sum(heads)
+    assert {"salience.png", "popularity.png", "prompts.jsonl", "attnbalance.json"} <= {p.name for p in out.iterdir()}
+    assert compare_salience(specs, FACTS, HOW, out) == answer
+
+
+def test_salience_of_a_model_whose_rows_cannot_be_edited_leaves_out_what_edits_give(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = salience_module.load_spec
+    monkeypatch.setattr(salience_module, "load_spec", lambda *asked: replace(load(*asked), editable=False))
+    compare_salience([ModelSpec("a", str(llama_folder))], FACTS, HOW, tmp_path / "out")
+    names = {
+        reading["name"]
+        for one in json.loads((tmp_path / "out/salience.json").read_text())
+        for reading in one["readings"]
+    }
+    assert "value salience (extended)" in names
+    assert "push towards the subject" not in names

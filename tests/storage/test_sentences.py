@@ -1,0 +1,47 @@
+"""The sentence on what a model stores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnbalance.readings.curves import Curve
+from attnbalance.statistics.intervals import Interval
+from attnbalance.storage.conclusions import Salience, TopShare
+from attnbalance.storage.sentences import answer
+
+NAN = float("nan")
+TOP = {3: TopShare(Interval(0.5, 0.4, 0.6, 40), Interval(0.25, 0.2, 0.3, 40), 0.3)}
+
+
+def a_salience(mean: tuple[float, ...], low: tuple[float, ...], high: tuple[float, ...]) -> Salience:
+    return Salience("a", (), (), (Curve("v", "u", (0, 1), mean, low, high, 40),), TOP)
+
+
+@pytest.mark.parametrize(
+    ("salience", "expected"),
+    [
+        (
+            a_salience((0.5, -0.9), (0.1, -1.0), (0.7, 0.2)),
+            "rises with popularity (Spearman +0.50 [+0.10, +0.70]",
+        ),
+        (
+            a_salience((0.5, -0.9), (0.1, -1.0), (0.7, -0.2)),
+            "falls with popularity (Spearman -0.90 [-1.00, -0.20]",
+        ),
+        (
+            a_salience((0.1, -0.2), (-0.1, -0.5), (0.3, 0.2)),
+            "measurably with popularity at no layer",
+        ),
+        (a_salience((0.1, 0.2), (NAN, NAN), (NAN, NAN)), "no interval for a correlation with it"),
+    ],
+)
+def test_the_largest_sure_correlation_is_named(salience: Salience, expected: str) -> None:
+    text = answer(salience)
+    assert text.startswith("a: 50.0% [40.0, 60.0] of answers are among the first 3 of their relation")
+    assert expected in text
+
+
+def test_without_popularity_only_ranks_are_named() -> None:
+    assert answer(replace(a_salience((), (), ()), popularity=None)).endswith("random orders would give 30.0%).")

@@ -1,0 +1,283 @@
+"""The study: the same table however it is run, killed or divided, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from attnbalance.data.synthetic import synthetic_facts
+from attnbalance.errors import DataError, ModelError, OutputError
+from attnbalance.files.work import in_place, locked
+from attnbalance.finetuning.runs import load_run
+from attnbalance.finetuning.splits import split_facts
+from attnbalance.studies import run_fit
+from attnbalance.studies.plan import parse_study
+from attnbalance.studies.run_fit import RESULT
+from attnbalance.studies.study import KIND, study
+
+RECIPE = "{steps: 60, batch_size: 32, layers: 1, d_model: 32, heads: 2, vocabulary: 500, learning_rate: 0.01}"
+CONFIG = f"""
+worlds:
+  tiny: {{facts: synthetic, subjects: 30, answers: 3, recipe: {RECIPE}}}
+seeds: [0, 1]
+splits: [top, bottom]
+methods:
+  plain: {{learning_rate: [0.001, 0.01]}}
+  recommended: {{objective: recommended}}
+defaults: {{steps: 4, batch_size: 16, checkpoint_every: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("study") / "study.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(config: Path) -> Path:
+    """A study that ran in one go."""
+    out = config.parent / "one"
+    study(config, out)
+    return out
+
+
+CONTROLS = ("no training: statement", "no training: question", "no training: few-shot", "constant answer")
+
+
+def numbers(out: Path) -> list[dict]:
+    return [
+        {k: v for k, v in row.items() if k != "seconds"} for row in json.loads((out / "study.json").read_text())["rows"]
+    ]
+
+
+def test_every_method_split_and_world_has_its_row(done: Path) -> None:
+    rows = numbers(done)
+    assert [(r["method"], r["split"], r["seeds"]) for r in rows] == [
+        *((control, split, 2) for split in ("top", "bottom") for control in CONTROLS),
+        ("plain", "top", 2),
+        ("recommended", "top", 2),
+        ("plain", "bottom", 2),
+        ("recommended", "bottom", 2),
+    ]
+    text = (done / "table.md").read_text()
+    assert all(text.count(f"| {control} |") == 2 for control in CONTROLS)
+    assert "| recommended | bottom |" in text
+    assert "Extraction ratio:" in text
+    assert (done / "study.png").stat().st_size > 10_000
+
+
+def test_controls_are_scored_on_the_held_out_questions_of_each_split(done: Path) -> None:
+    shares = []
+    for seed in (0, 1):
+        facts = synthetic_facts(seed, subjects=30, answers=3)
+        split = split_facts(facts, "bottom", seed=seed)
+        usual = {
+            relation: Counter(fact.answer for fact in split.train if fact.relation == relation).most_common(1)[0][0]
+            for relation in facts.relations
+        }
+        shares.append(np.mean([fact.answer == usual[fact.relation] for fact in split.heldout]))
+    rows = {(row["method"], row["split"]): row for row in numbers(done)}
+    assert rows["constant answer", "bottom"]["accuracy"]["mean"] == pytest.approx(np.mean(shares))
+    base = rows["no training: statement", "top"]
+    assert base["extraction"]["mean"] == base["kept"]["mean"] == 1
+    assert base["new_facts"] is base["drift"] is base["attention"] is None
+
+
+def test_a_method_may_be_trained_on_shuffled_answers_and_on_those_of_the_base(done: Path, tmp_path: Path) -> None:
+    out, more = tmp_path / "out", tmp_path / "more.yaml"
+    shutil.copytree(done, out)
+    labels = "methods:\n  shuffled: {labels: shuffled}\n  of-base: {labels: base}"
+    more.write_text(CONFIG.replace("methods:", labels).replace("[0, 1]", "[0]").replace("[top, bottom]", "[top]"))
+    study(more, out)
+    run = out / "fits/tiny/seed-0/top"
+    facts = {name: load_run(run / name / "run-0").train for name in ("plain", "shuffled", "of-base")}
+    subjects = {name: [(fact.subject, fact.relation) for fact in some] for name, some in facts.items()}
+    assert subjects["plain"] == subjects["shuffled"]
+    assert [fact.answers for fact in facts["plain"]] != [fact.answers for fact in facts["shuffled"]]
+    said = json.loads((out / "bases/tiny-0-statement.json").read_text())
+    outputs = dict(zip(said["prompt_ids"], said["outputs"], strict=True))
+    for fact in facts["of-base"]:
+        assert outputs[f"{fact.relation}/{fact.subject}"].strip().startswith(fact.answer)
+    result = json.loads((run / "shuffled" / RESULT).read_text())
+    assert result["settings"]["facts_sha256"]["train"] != facts["plain"].sha256
+    assert len(result["prompt_ids"]) == len(load_run(run / "plain" / "run-0").heldout)
+
+
+def test_two_workers_give_the_table_of_one(config: Path, done: Path) -> None:
+    out = config.parent / "two"
+    assert "4 of 8 fits are done" in study(config, out, worker="1/2")
+    study(config, out, worker="0/2")
+    assert numbers(out) == numbers(done)
+
+
+def test_a_study_killed_in_the_middle_ends_with_the_same_table(
+    config: Path, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Stands for SIGKILL."""
+
+    out, measured, left = config.parent / "killed", run_fit._measured, [0, 2]
+
+    def dying(*arguments: object) -> object:
+        if left and not left[0]:
+            left.pop(0)
+            raise Killed
+        if left:
+            left[0] -= 1
+        return measured(*arguments)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(run_fit, "_measured", dying)
+    for _ in range(2):
+        with pytest.raises(Killed):
+            study(config, out)
+    study(config, out)
+    assert numbers(out) == numbers(done)
+
+
+def test_a_study_whose_folder_is_removed_is_no_success_and_can_be_run_again(
+    config: Path, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, measured = config.parent / "removed", run_fit._measured
+
+    def removing(*arguments: object) -> object:
+        found = measured(*arguments)  # pyright: ignore[reportArgumentType]
+        shutil.rmtree(out)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_fit, "_measured", removing)
+        with pytest.raises(OutputError, match="was removed or changed while it was written"):
+            study(config, out)
+    study(config, out)
+    assert numbers(out) == numbers(done)
+
+
+@pytest.mark.parametrize("name", ["bases/tiny-0-statement.json", f"fits/tiny/seed-0/top/plain/{RESULT}"])
+def test_a_damaged_part_of_a_study_is_set_aside_and_made_again(
+    config: Path, done: Path, tmp_path: Path, name: str
+) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "out"))
+    for made in ("recommended", "plain/run-0", "plain/run-1"):  # these name the base where it was made
+        shutil.rmtree(out / "fits/tiny/seed-0/top" / made)
+    (out / name).write_text((out / name).read_text()[:-20])
+    with pytest.warns(UserWarning, match="set aside as damaged-"):
+        study(config, out)
+    assert numbers(out) == numbers(done)
+
+
+def test_two_commands_at_the_same_part_of_a_study_do_not_meet(config: Path, tmp_path: Path) -> None:
+    with (
+        in_place(tmp_path / "out", KIND, {"worlds": parse_study(config).worlds}),  # another worker's study
+        locked(tmp_path / "out/fits/tiny/seed-0"),
+        pytest.raises(OutputError, match=rf"process {os.getpid()} on .* is at work on .*seed-0"),
+    ):
+        study(config, tmp_path / "out", worker="0/2")
+
+
+def test_a_method_may_be_added_and_none_changed(config: Path, done: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    more, other = tmp_path / "more.yaml", tmp_path / "other.yaml"
+    more.write_text(CONFIG.replace("methods:", "methods:\n  qk: {train: qk}"))
+    other.write_text(CONFIG.replace("objective: recommended", "objective: ce"))
+    before = (out / "fits/tiny/seed-0/top/plain" / RESULT).stat().st_mtime_ns
+    assert "| qk | top |" in study(more, out)
+    assert (out / "fits/tiny/seed-0/top/plain" / RESULT).stat().st_mtime_ns == before
+    with pytest.raises(OutputError, match="fit with other settings"):
+        study(other, out)
+
+
+def test_a_grid_is_chosen_on_validation_facts_alone(done: Path) -> None:
+    for path in done.glob("fits/tiny/*/*/plain"):
+        losses = {}
+        for run in sorted(path.glob("run-*")):
+            marker = json.loads((run / "attnbalance.json").read_text())
+            losses[marker["config"]["learning_rate"]] = min(loss for _, loss in marker["validation_loss"])
+        assert len(losses) == 2
+        chosen = json.loads((path / RESULT).read_text())["settings"]["learning_rate"]
+        assert chosen == min(losses, key=lambda rate: losses[rate])
+
+
+WORLD = "{{facts: synthetic, subjects: 30, answers: 3, {}}}"
+
+
+@pytest.mark.parametrize(
+    ("world", "rest", "message"),
+    [
+        ("model: ./nowhere", "methods: {b: {}}", "world a: no model folder at ./nowhere"),
+        ("model: NOT_A_MODEL", "methods: {b: {}}", "world a: cannot load model"),
+        ("recipe: {layers: 2}", "methods: {b: {train: qk@2}}", r"world a: layer 2 \(in 'qk@2'\): .*layers 0 to 1"),
+        ("power: 0.5", "methods: {b: {}}\nsplits: [controlled-top]", "world a: no facts of relation"),
+        ("power: 1000", "methods: {b: {}}", "world a: popularity .* must add up to a finite number"),
+        ("recipe: {steps: 999999999, batch_size: 999}", "methods: {b: {}}", "steps x batch_size must be at most"),
+        ("recipe: {layers: 100000000}", "methods: {b: {}}", "layers must be at most 1,000"),
+        ("recipe: {vocabulary: 10}", "methods: {b: {}}", "vocabulary needs at least 259"),
+    ],
+)
+def test_what_no_fit_could_begin_with_is_refused_before_anything_is_written(
+    world: str, rest: str, message: str, tmp_path: Path
+) -> None:
+    path, out = tmp_path / "study.yaml", tmp_path / "out"
+    path.write_text(f"worlds: {{a: {WORLD.format(world)}}}\n{rest}")
+    with pytest.raises(DataError, match=message):
+        study(path, out)
+    assert not out.exists()
+
+
+def test_a_study_whose_model_could_not_be_loaded_goes_on_once_its_path_is_right(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    path, out, damaged = tmp_path / "study.yaml", tmp_path / "out", tmp_path / "damaged"
+    world = WORLD.format("model: MODEL")
+    text = f"worlds: {{a: {world}}}\nsplits: [top]\nmethods: {{b: {{steps: 2}}}}"
+    shutil.copytree(llama_folder, damaged)
+    (damaged / "model.safetensors").write_bytes(b"no weights")
+    path.write_text(text.replace("MODEL", str(damaged)))
+    with pytest.raises(ModelError, match="cannot load model"):
+        study(path, out)
+    path.write_text(text.replace("MODEL", str(llama_folder)))
+    assert "| b | top |" in study(path, out)
+    path.write_text(text.replace("MODEL", str(shutil.copytree(llama_folder, tmp_path / "other"))))
+    with pytest.raises(OutputError, match="with other settings: worlds is"):  # now there are results
+        study(path, out)
+
+
+def test_facts_or_a_model_that_changed_are_refused(llama_folder: Path, tmp_path: Path) -> None:
+    path, out, table = tmp_path / "study.yaml", tmp_path / "out", tmp_path / "facts.jsonl"
+    facts = [
+        {"subject": f"Ann {i}", "relation": "city", "answers": [("Rome", "Oslo")[i % 2]], "popularity": 40 - i}
+        for i in range(40)
+    ]
+    table.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    model = shutil.copytree(llama_folder, tmp_path / "model")
+    text = f"worlds: {{a: {{facts: '{table}', model: '{model}'}}}}\nsplits: [whole]\nmethods: {{b: {{steps: 2}}}}"
+    path.write_text(text)
+    study(path, out)
+    path.write_text(text.replace("{b:", "{c: {steps: 2, learning_rate: 0.1}, b:"))
+    weights = load_file(model / "model.safetensors")
+    save_file({name: 0.5 * weight for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(OutputError, match="the model's files of world a have changed"):
+        study(path, out)
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    table.write_text(table.read_text().replace("Oslo", "Bern"))
+    with pytest.raises(OutputError, match="the facts of world a have changed"):
+        study(path, out)
+    table.write_text(table.read_text().replace("Bern", "Oslo"))
+    assert "| c | whole |" in study(path, out)
+
+
+def test_a_study_that_cannot_be_read_is_named_before_slurms_array_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "two")
+    with pytest.raises(DataError, match="cannot read the study"):
+        study(tmp_path / "none.yaml", tmp_path / "out")
