@@ -70,10 +70,10 @@ def curve(
         raise DataError(f"--reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
     specs = [parse_spec(model) for model in models]
     chosen = load_facts(facts, as_names(relations), limit, seed)
-    how = MeasureSettings(
+    settings = MeasureSettings(
         template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
     )
-    answer = run(specs, chosen, how, out, skip_bad=skip_bad, command=command_line(), progress=show_progress())
+    answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=show_progress())
     say(answer, out)
 
 
@@ -110,8 +110,10 @@ def salience(
     progress = show_progress()
     specs = [parse_spec(model) for model in models]
     chosen = load_facts(facts, as_names(relations), limit, seed)
-    how = MeasureSettings(template, chat, "max", False, batch_size, dtype, device, tokenizer, trust_remote_code, seed)
-    answer = run(specs, chosen, how, out, skip_bad=skip_bad, command=command_line(), progress=progress)
+    settings = MeasureSettings(
+        template, chat, "max", False, batch_size, dtype, device, tokenizer, trust_remote_code, seed
+    )
+    answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=progress)
     print(f"{answer}\n\nResults: {out}")
 
 
@@ -148,9 +150,9 @@ def explain(
 
     progress = show_progress()
     chosen = load_facts(facts, as_names(relations), limit, seed)
-    how = MeasureSettings(
+    settings = MeasureSettings(
         template, chat, "max", True, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
     )
     specs = parse_spec(before), parse_spec(after)
-    answer = run(*specs, chosen, how, out, skip_bad=skip_bad, command=command_line(), progress=progress)
+    answer = run(*specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=progress)
     say(answer, out)

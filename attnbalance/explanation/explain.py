@@ -42,7 +42,7 @@ def explain(
     before: ModelSpec,
     after: ModelSpec,
     facts: FactSet,
-    how: MeasureSettings,
+    settings: MeasureSettings,
     out: str | Path,
     *,
     skip_bad: bool = False,
@@ -59,7 +59,7 @@ def explain(
         before: The first checkpoint.
         after: The second checkpoint, of the same shape and with the same tokenizer.
         facts: The facts to ask.
-        how: How to ask and measure.
+        settings: How to ask and measure.
         out: The folder to write.
         skip_bad: Whether to drop and count facts that cannot be asked, instead of raising.
         command: The command line, for the report.
@@ -68,12 +68,12 @@ def explain(
     Raises `AttnBalanceError` for models of different shapes or tokenizers, and for everything that cannot be read,
     asked or written.
     """
-    out, specs, how = as_folder(out), (before, after), replace(how, recall=True)
-    results = ResultFolder(out, KIND, results_config(specs, facts, how, skip_bad), command)
+    out, specs, settings = as_folder(out), (before, after), replace(settings, recall=True)
+    results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad), command)
     if not results.is_finished():
-        prompts, dropped = usable_prompts(facts, specs, how, skip_bad, need_answer_tokens=True)
+        prompts, dropped = usable_prompts(facts, specs, settings, skip_bad, need_answer_tokens=True)
         with results.working() as work:
-            explanation, change = _explain(specs, prompts, how, work, {**facts.dropped, **dropped}, progress)
+            explanation, change = _explain(specs, prompts, settings, work, {**facts.dropped, **dropped}, progress)
             answer, dropped = headline(explanation), explanation.comparison.dropped
             with results.writing(work, answer=answer, dropped=dropped) as folder:
                 _write(explanation, change, folder, command)
@@ -83,25 +83,25 @@ def explain(
 def _explain(
     specs: Sequence[ModelSpec],
     prompts: Sequence[Prompt],
-    how: MeasureSettings,
+    settings: MeasureSettings,
     work: Path,
     dropped: dict[str, int],
     progress: bool,
 ) -> tuple[Explanation, Change]:
-    models = first, second = [load_spec(spec, how) for spec in specs]
+    models = first, second = [load_spec(spec, settings) for spec in specs]
     answer_tokens = _check_pair(first, second, prompts)
-    measured = measure_all(specs, prompts, how, work, progress=progress)
+    measured = measure_all(specs, prompts, settings, work, progress=progress)
     labels = (specs[0].label, specs[1].label)
-    comparison = Comparison(measured, tuple(prompts), how.reduce, labels, dropped, how.seed)
-    change = read_change(first, second, answer_tokens, batch_size=how.batch_size, progress=progress)
+    comparison = Comparison(measured, tuple(prompts), settings.reduce, labels, dropped, settings.seed)
+    change = read_change(first, second, answer_tokens, batch_size=settings.batch_size, progress=progress)
     ranks = {
-        label: read_readout_ranks(bridge_of(model), answer_tokens, batch_size=how.batch_size, seed=how.seed)
+        label: read_readout_ranks(bridge_of(model), answer_tokens, batch_size=settings.batch_size, seed=settings.seed)
         for label, model in zip(labels, models, strict=True)
     }
     answers = {}
     for i, (label, model, other) in enumerate(zip(labels, models, models[::-1], strict=True)):
         with_bar = f"checks of {label}" if progress else None
-        answers[label] = _ask(model, other, prompts, how, work / f"checks-{i}", with_bar)
+        answers[label] = _ask(model, other, prompts, settings, work / f"checks-{i}", with_bar)
     return conclude(comparison, change, ranks, answers, answer_tokens.ambiguous), change
 
 
@@ -119,7 +119,12 @@ def _check_pair(first: HookedModel, second: HookedModel, prompts: Sequence[Promp
 
 
 def _ask(
-    model: HookedModel, other: HookedModel, prompts: Sequence[Prompt], how: MeasureSettings, work: Path, bar: str | None
+    model: HookedModel,
+    other: HookedModel,
+    prompts: Sequence[Prompt],
+    settings: MeasureSettings,
+    work: Path,
+    bar: str | None,
 ) -> list[tuple[Treatment, Recall]]:
     """A model's answers under all treatments against the other one; those asked before are read from `work`.
 
@@ -128,10 +133,10 @@ def _ask(
     from tqdm import tqdm
 
     def ask(asked: HookedModel, prompts: Sequence[Prompt], edit: Edit | None) -> Recall:
-        return recall(asked, prompts, scoring=how.scoring, batch_size=how.batch_size, edit=edit)
+        return recall(asked, prompts, scoring=settings.scoring, batch_size=settings.batch_size, edit=edit)
 
     answered: list[tuple[Treatment, Recall]] = []
-    planned = list(treatments(model, other, prompts, ask, seed=how.seed))
+    planned = list(treatments(model, other, prompts, ask, seed=settings.seed))
     for i, treatment in enumerate(tqdm(planned, desc=bar, disable=bar is None, leave=False)):
         path = work / f"{i}.json"
         saved = read_saved(path)

@@ -32,7 +32,7 @@ KIND = "salience"
 def compare_salience(
     specs: Sequence[ModelSpec],
     facts: FactSet,
-    how: MeasureSettings,
+    settings: MeasureSettings,
     out: str | Path,
     *,
     skip_bad: bool = False,
@@ -48,33 +48,34 @@ def compare_salience(
     out = as_folder(out)
     if not specs:
         raise DataError("expected at least one LABEL=MODEL to read, got none")
-    results = ResultFolder(out, KIND, results_config(specs, facts, how, skip_bad), command)
+    results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad), command)
     if not results.is_finished():
-        prompts, dropped = usable_prompts(facts, specs, how, skip_bad, need_answer_tokens=True)
+        prompts, dropped = usable_prompts(facts, specs, settings, skip_bad, need_answer_tokens=True)
         with results.working() as work:
-            models = [_read(spec, prompts, how, progress) for spec in specs]
+            models = [_read(spec, prompts, settings, progress) for spec in specs]
             answers = " ".join(answer(model) for model in models)
             with results.writing(work, answer=answers, dropped={**facts.dropped, **dropped}) as folder:
                 _write(models, prompts, folder)
     return results.close()
 
 
-def _read(spec: ModelSpec, prompts: Sequence[Prompt], how: MeasureSettings, progress: bool) -> Salience:
-    model = load_spec(spec, how)
+def _read(spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings, progress: bool) -> Salience:
+    model = load_spec(spec, settings)
     bridged, answer_tokens = bridge_of(model), make_answer_tokens(prompts, model.tokenizer)
     check_tokens(answer_tokens, model.model, model.name)
-    attribution = read_direct_attribution(bridged, answer_tokens, batch_size=how.batch_size, progress=progress)
+    attribution = read_direct_attribution(bridged, answer_tokens, batch_size=settings.batch_size, progress=progress)
     readings = [attribution.value_salience(), attribution.used()]
     readings += [read_value_salience(bridged, answer_tokens, at=at) for at in SUBJECTS]
     readings += [
-        read_mlp_salience(bridged, answer_tokens, at=at, batch_size=how.batch_size) for at in ("context", *SUBJECTS)
+        read_mlp_salience(bridged, answer_tokens, at=at, batch_size=settings.batch_size)
+        for at in ("context", *SUBJECTS)
     ]
     if model.editable:
-        readings.append(read_relevance(model, prompts, batch_size=how.batch_size, progress=progress).push)
-    ranks = read_readout_ranks(bridged, answer_tokens, batch_size=how.batch_size, seed=how.seed)
+        readings.append(read_relevance(model, prompts, batch_size=settings.batch_size, progress=progress).push)
+    ranks = read_readout_ranks(bridged, answer_tokens, batch_size=settings.batch_size, seed=settings.seed)
     del bridged, model
     gc.collect()
-    return conclude(spec.label, readings, ranks, prompts, how.seed)
+    return conclude(spec.label, readings, ranks, prompts, settings.seed)
 
 
 def _write(models: Sequence[Salience], prompts: Sequence[Prompt], folder: Path) -> None:
