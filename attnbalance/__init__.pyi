@@ -2,7 +2,6 @@
 from .comparison.compare import compare as compare
 from .comparison.comparison import Comparison as Comparison
 from .comparison.comparison import Measured as Measured
-from .comparison.figures import draw_curves as draw_curves
 from .comparison.specs import MeasureSettings as MeasureSettings
 from .comparison.specs import ModelSpec as ModelSpec
 from .data.facts import Fact as Fact
@@ -98,8 +97,8 @@ from .readings.salience import (
 )
 from .readings.steering import rescue as rescue
 from .readings.steering import steer_attention as steer_attention
+from .report.figures import draw_curves as draw_curves
 from .report.figures import draw_head_map as draw_head_map
-from .report.figures import draw_layers as draw_layers
 from .report.heads import show_rows as show_rows
 from .statistics.intervals import (
     Interval as Interval,

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.figures import draw_curves
 from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.page import write_report
 from attnbalance.comparison.sentences import headline
@@ -18,7 +17,7 @@ from attnbalance.data.facts import FactSet
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import as_folder, replacing, write_json, write_text
 from attnbalance.files.result_folder import ResultFolder
-from attnbalance.report.figures import save
+from attnbalance.report.figures import draw_curves, save
 from attnbalance.report.readings_table import write_readings
 
 KIND = "curve"
@@ -81,7 +80,7 @@ def write_numbers(comparison: Comparison, folder: Path) -> None:
         write_json(folder / "recall.json", recall_json(comparison))
         write_text(folder / "answers.jsonl", "".join(_answers(comparison)))
     with replacing(folder / "curves.png") as path:
-        save(draw_curves(comparison), path, format="png", dpi=150)
+        save(draw_curves(comparison.all_curves()), path, format="png", dpi=150)
 
 
 def _answers(comparison: Comparison) -> Iterator[str]:

@@ -107,6 +107,12 @@ class Comparison:
                 self._computed[key] = layer_curve(measured.reading(title), seed=self.seed)
         return {measured.label: self._computed[title, measured.label] for measured in self.measured}
 
+    def all_curves(self) -> dict[str, list[Curve]]:
+        """The curves of each label, one for each reading."""
+        return {
+            measured.label: [self.curves(title)[measured.label] for title in self.titles] for measured in self.measured
+        }
+
     def difference(self, a: str, b: str, title: str | None = None) -> Curve:
         """The paired difference a - b of a reading along layers; computed once.
 

@@ -1,4 +1,4 @@
-"""The figures of a comparison: curves, the pair's difference, and accuracy by popularity."""
+"""The figures of a comparison beside its curves: the pair's difference, and accuracy by popularity."""
 
 from __future__ import annotations
 
@@ -11,30 +11,10 @@ from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.measure import reading_words
 from attnbalance.errors import DataError
 from attnbalance.readings.recall import Recall
-from attnbalance.report.figures import draw_curve, draw_points, layer_axis, legend, make_axes, short_label
+from attnbalance.report.figures import draw_points, layer_axis, legend, make_axes, short_label
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def draw_curves(comparison: Comparison, title: str | None = None) -> Figure:
-    """A reading by layer, a line with its 95% band for each label (Ghosal et al. 2024, Figure 3a).
-
-    `title` names the reading; by default all readings are drawn, a panel for each. A band says how sure one model's
-    mean is; `draw_difference` shows whether two models differ.
-    """
-    titles = comparison.titles if title is None else (title,)
-    with make_axes(1, 3.6 * len(titles), rows=len(titles)) as (figure, axes):
-        for ax, drawn in zip(axes, titles, strict=True):
-            curves = comparison.curves(drawn)
-            for index, (label, curve) in enumerate(curves.items()):
-                draw_curve(ax, curve, index, label)
-            layer_axis(ax, [curve.layers for curve in curves.values()])
-            reading = comparison.measured[0].reading(drawn)
-            lowest = min(0.0, *(min(curve.mean) for curve in curves.values()))
-            ax.set(ylabel=f"{reading.name}\n({reading.unit}, mean over heads)", ylim=(0 if lowest == 0 else None, None))
-        legend(figure, axes[0].lines)
-    return figure
 
 
 def draw_difference(comparison: Comparison, title: str | None = None) -> Figure:
@@ -55,7 +35,7 @@ def draw_difference(comparison: Comparison, title: str | None = None) -> Figure:
         ax.vlines(x, low, high, color="#444444", linewidth=1.6)
         handles = [
             *ax.plot(x[sure], mean[sure], "o", color="#444444", label="differs: interval excludes zero"),
-            *ax.plot(x[~sure], mean[~sure], "o", color="#444444", markerfacecolor="white", label="not told apart"),
+            *ax.plot(x[~sure], mean[~sure], "o", color="#444444", markerfacecolor="white", label="interval holds zero"),
         ]
         ax.set_ylabel(f"difference in {title}\n({curve.unit})")
         ax.margins(y=0.15)

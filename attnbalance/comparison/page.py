@@ -8,12 +8,12 @@ from pathlib import Path
 
 from attnbalance.comparison import sentences as sentence
 from attnbalance.comparison.comparison import Comparison, ExampleRow, Measured
-from attnbalance.comparison.figures import draw_accuracy, draw_curves, draw_difference
+from attnbalance.comparison.figures import draw_accuracy, draw_difference
 from attnbalance.comparison.measure import READINGS, reading_words
 from attnbalance.files.outputs import provenance, write_text
 from attnbalance.readings.scoring import SCORINGS
 from attnbalance.report import wording
-from attnbalance.report.figures import draw_head_map
+from attnbalance.report.figures import draw_curves, draw_head_map
 from attnbalance.report.page import render, svg
 from attnbalance.statistics.bootstrap import MIN_CLUSTERS, RESAMPLES
 
@@ -49,7 +49,7 @@ def _reading(comparison: Comparison, title: str) -> dict[str, object]:
         "heading": heading,
         "more": f"{verb} more {complement}",
         "about": entry.about(comparison.reduce) if entry else "",
-        "curves": svg(draw_curves(comparison, title), f"{heading} by layer"),
+        "curves": svg(draw_curves(comparison.curves(title)), f"{heading} by layer"),
         "curves_sentence": sentence.curves_sentence(comparison, title),
         "difference_sentence": sentence.difference_sentence(comparison, title),
     }

@@ -83,7 +83,7 @@ def accuracy_sentence(comparison: Comparison) -> str:
         return text + "."
     a, b = comparison.pair
     alone = f"{a} alone is right on {paired.a_only:,}, {b} alone on {paired.b_only:,}"
-    verdict = "so the two differ" if paired.differs else "so the two are not told apart"
+    verdict = "so the two differ" if paired.differs else "so there is no clear difference"
     change = f"{a} minus {b}: {points(paired.interval)}, {verdict}"
     return f"{text}; {change}. {alone} (exact McNemar p = {paired.p_value:.2g})."
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from attnbalance.comparison import sentences as comparison_sentences
-from attnbalance.comparison.figures import draw_curves
 from attnbalance.comparison.page import accuracy, making
 from attnbalance.explanation.conclusions import Explanation
 from attnbalance.explanation.figures import draw_causes, draw_steering
@@ -13,6 +12,7 @@ from attnbalance.explanation.sentences import group_name, headline, hidden_sente
 from attnbalance.explanation.tables import example_json
 from attnbalance.files.outputs import write_text
 from attnbalance.readings.steering import STRENGTH
+from attnbalance.report.figures import draw_curves
 from attnbalance.report.page import render, svg
 
 NAMES = {
@@ -37,7 +37,7 @@ def write_page(explanation: Explanation, path: Path, *, command: str | None = No
         "pair": comparison.pair,
         "before": before,
         "after": after,
-        "curves": svg(draw_curves(comparison), "Subject attention by layer"),
+        "curves": svg(draw_curves(comparison.curves()), "Subject attention by layer"),
         "curves_sentence": comparison_sentences.curves_sentence(comparison),
         "difference_sentence": comparison_sentences.difference_sentence(comparison),
     }

@@ -24,7 +24,7 @@ def headline(explanation: Explanation) -> str:
     rates = [wording.percent(explanation.accuracy[label].mean) for label in (before, after)]
     n = wording.questions(len(explanation.facts))
     paired = explanation.accuracy_change
-    unsure = "" if paired.differs else f": not told apart, exact McNemar p = {paired.p_value:.2g}"
+    unsure = "" if paired.differs else f", no clear difference, exact McNemar p = {paired.p_value:.2g}"
     counts = (
         f"{after} gets {lost:,} of {n} wrong that {before} gets right, and {gained:,} right that {before} gets wrong "
         f"({rates[0]} right before, {rates[1]} after{unsure})."
@@ -125,7 +125,7 @@ def hidden_sentence(explanation: Explanation, label: str) -> str:
     if hidden is None:
         return f"{label} gets nothing wrong."
     low, high = hidden.difference.low, hidden.difference.high
-    verdict = "more than chance" if low > 0 else "less than chance" if high < 0 else "not told apart from chance"
+    verdict = "more than chance" if low > 0 else "less than chance" if high < 0 else "not clearly different from chance"
     return (
         f"Of the {hidden.wrong:,} facts that {label} gets wrong, {wording.percent_interval(hidden.share)} have the "
         f"right answer among the first {TOP} of their relation in what its heads could read out at the subject (random "

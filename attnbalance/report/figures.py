@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnbalance.errors import DataError
 from attnbalance.readings.curves import Curve, head_map
 from attnbalance.readings.reading import Reading, difference
 from attnbalance.statistics.intervals import Interval
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#882255", "#000000")
 """Okabe and Ito's colours, with wine for their yellow, which is too light for lines on white."""
@@ -75,12 +77,13 @@ def whiskers(intervals: Sequence[Interval], scale: float = 1.0) -> tuple[np.ndar
     return mean, np.nan_to_num(np.abs(np.stack([mean - low, high - mean])))
 
 
-def draw_curve(ax: Axes, curve: Curve, index: int, label: str, markersize: float = 5) -> None:
-    """A curve along layers as a line with its 95% band, in the style of the label at `index`."""
+def draw_curve(ax: Axes, curve: Curve, index: int, label: str) -> Line2D:
+    """A curve along layers as a line with its 95% band, in the style of the label at `index`; returns the line."""
     colour, marker = label_style(index)
     ax.fill_between(curve.layers, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
     shown = marker if len(curve.layers) <= MOST_MARKED else None
-    ax.plot(curve.layers, curve.mean, color=colour, marker=shown, markersize=markersize, label=label)
+    [line] = ax.plot(curve.layers, curve.mean, color=colour, marker=shown, markersize=5, label=label)
+    return line
 
 
 def draw_points(
@@ -127,22 +130,42 @@ def save(figure: Figure, target: Any, **options: Any) -> None:
         figure.savefig(target, **options)
 
 
-def draw_layers(panels: Mapping[str, Mapping[str, Curve]]) -> Figure:
-    """One panel for each reading, by its title: a line with its 95% band along layers for each label."""
+def draw_curves(curves: Mapping[str, Curve | Sequence[Curve]]) -> Figure:
+    """Curves by layer, for each label a line with its 95% band (Ghosal et al. 2024, Figure 3a).
+
+    `curves` gives each label's curve, or several: each name among them gets a panel of its own. A band says how sure
+    one curve's mean is; see `difference` for whether two curves differ. Raises `DataError` without curves.
+    """
+    panels: dict[str, dict[str, Curve]] = {}
+    for label, drawn in curves.items():
+        for curve in [drawn] if isinstance(drawn, Curve) else drawn:
+            panels.setdefault(curve.name, {})[label] = curve
+    if not panels:
+        raise DataError("expected at least one curve to draw, got none")
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    with make_axes(columns, 2.4 * rows + 0.6, rows=rows, share=False) as (figure, axes):
-        for ax, (title, curves) in zip(axes, panels.items(), strict=False):
-            for index, (label, curve) in enumerate(curves.items()):
-                draw_curve(ax, curve, index, label, markersize=4)
-            ax.axhline(0, color="#555555", linewidth=0.8)
-            layer_axis(ax, [curve.layers for curve in curves.values()])
-            ax.set_title(title, fontsize=10)
-            ax.set_ylabel(next(iter(curves.values())).unit, fontsize=8)
+    handles: dict[str, Any] = {}
+    with make_axes(columns, 3.6 if rows == 1 else 2.4 * rows + 0.6, rows=rows, share=False) as (figure, axes):
+        for ax, (name, lines) in zip(axes, panels.items(), strict=False):
+            for index, label in enumerate(curves):
+                if label in lines:
+                    handles.setdefault(label, draw_curve(ax, lines[label], index, label))
+            layer_axis(ax, [curve.layers for curve in lines.values()])
+            _show_zero(ax, list(lines.values()))
+            ax.set_title(name, fontsize=10)
+            ax.set_ylabel(next(iter(lines.values())).unit, fontsize=9)
         for ax in axes[len(panels) :]:
             ax.set_visible(False)
-        legend(figure, axes[0].lines[: len(next(iter(panels.values())))])
+        legend(figure, [handles[label] for label in curves if label in handles])
     return figure
+
+
+def _show_zero(ax: Axes, curves: Sequence[Curve]) -> None:
+    """Begin the y axis at zero where no mean is negative, and draw a line at zero where one is."""
+    if min(min(curve.mean) for curve in curves) >= 0:
+        ax.set_ylim(bottom=0)
+    else:
+        ax.axhline(0, color="#555555", linewidth=0.8)
 
 
 def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure:

@@ -36,6 +36,15 @@ class Interval:
         """Whether zero lies outside the interval (false without an interval)."""
         return self.low > 0 or self.high < 0
 
+    def __str__(self) -> str:
+        """The mean with its interval, to three digits; the mean alone without an interval.
+
+        >>> str(Interval(0.3, 0.1, 0.5, 40)), str(Interval(0.3, float("nan"), float("nan"), 2))
+        ('0.3 [0.1, 0.5]', '0.3 (no interval)')
+        """
+        known = np.isfinite([self.low, self.high]).all()
+        return f"{self.mean:.3g} [{self.low:.3g}, {self.high:.3g}]" if known else f"{self.mean:.3g} (no interval)"
+
     def within(self, lowest: float, highest: float) -> Interval:
         """The interval clipped to the possible values.
 

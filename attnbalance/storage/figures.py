@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnbalance.files.outputs import replacing
 from attnbalance.readings.curves import Curve
-from attnbalance.report.figures import draw_layers, save
+from attnbalance.report.figures import draw_curves, save
 from attnbalance.storage.conclusions import Salience
 
 
 def write_figures(models: Sequence[Salience], folder: Path) -> None:
     """Write salience.png and, if popularity is known, popularity.png into a folder."""
-    _write([(model.label, model.curves) for model in models], folder / "salience.png")
-    correlated = [(model.label, model.popularity) for model in models if model.popularity is not None]
+    _write({model.label: model.curves for model in models}, folder / "salience.png")
+    correlated = {model.label: model.popularity for model in models if model.popularity is not None}
     if correlated:
         _write(correlated, folder / "popularity.png")
 
 
-def _write(models: Sequence[tuple[str, tuple[Curve, ...]]], path: Path) -> None:
-    names = [curve.name for curve in models[0][1]]
-    panels = {
-        name: {label: curve for label, curves in models for curve in curves if curve.name == name} for name in names
-    }
+def _write(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
     with replacing(path) as temporary:
-        save(draw_layers(panels), temporary, format="png", dpi=150)
+        save(draw_curves(curves), temporary, format="png", dpi=150)

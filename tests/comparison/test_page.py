@@ -98,7 +98,7 @@ def test_the_table_of_differences_holds_the_numbers_of_the_comparison(tmp_path):
         assert [float(x) for x in interval.strip("[]").split(",")] == pytest.approx(
             [found.low[i], found.high[i]], abs=5e-4
         )
-        assert differs == ("yes" if i == 2 else "not told apart")
+        assert differs == ("yes" if i == 2 else "no clear difference")
 
 
 def test_the_table_of_accuracies_holds_hand_counted_numbers(tmp_path):
@@ -110,7 +110,7 @@ def test_the_table_of_accuracies_holds_hand_counted_numbers(tmp_path):
     assert everything[4].startswith("+50.0 [")
     assert everything[5] == "1.9e-06"
     assert everything[6] == "yes"
-    assert [row[6] for row in fifths] == ["not told apart", "yes", "yes", "yes", "not told apart"]
+    assert [row[6] for row in fifths] == ["no clear difference", "yes", "yes", "yes", "no clear difference"]
     assert [row[2].split("%")[0] for row in fifths] == ["100.0", "100.0", "100.0", "75.0", "0.0"]
     assert fifths[0][1] == "993 to 1,000"
     assert contained[0] == "all questions, by containment"

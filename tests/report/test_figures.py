@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from attnbalance.report.figures import draw_head_map, draw_layers, label_style, short_label, whiskers
+from attnbalance.errors import DataError
+from attnbalance.report.figures import draw_curves, draw_head_map, label_style, short_label, whiskers
 from attnbalance.statistics.intervals import Interval
 from tests.fakes import a_comparison
 
@@ -36,14 +38,36 @@ def test_the_head_map_of_a_reading_with_itself_is_white():
     assert image.to_rgba(image.get_array())[..., :3] == pytest.approx(1.0, abs=0.01)
 
 
-def test_layers_are_drawn_in_a_panel_for_each_title_with_one_legend():
+def test_each_name_of_a_curve_has_a_panel_and_all_panels_have_one_legend():
     curves = MADE.curves()
-    figure = draw_layers({"first": curves, "second": curves, "third": {"top": curves["top"]}})
+    named = {label: [replace(curve, name=name) for name in ("first", "second")] for label, curve in curves.items()}
+    figure = draw_curves({**named, "top": [*named["top"], replace(curves["top"], name="third")]})
     shown = [ax for ax in _axes(figure) if ax.get_visible()]
     assert [ax.get_title() for ax in shown] == ["first", "second", "third"]
     for ax in shown[:2]:
         assert [tuple(line.get_ydata()) for line in ax.lines[:2]] == [curve.mean for curve in curves.values()]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["top", "bottom"]
+
+
+def test_a_label_keeps_its_colour_in_panels_that_lack_other_labels():
+    curves = MADE.curves()
+    figure = draw_curves({"top": curves["top"], "bottom": [curves["bottom"], replace(curves["bottom"], name="second")]})
+    first, second = (ax.lines[-1] for ax in _axes(figure))
+    assert first.get_color() == second.get_color() != _axes(figure)[0].lines[0].get_color()
+
+
+def test_the_y_axis_begins_at_zero_unless_a_mean_is_negative():
+    curve = MADE.curves()["top"]
+    [ax] = _axes(draw_curves({"top": curve}))
+    assert ax.get_ylim()[0] == 0
+    [ax] = _axes(draw_curves({"top": replace(curve, mean=tuple(-x for x in curve.mean))}))
+    assert ax.get_ylim()[0] < 0
+    assert list(ax.lines[-1].get_ydata()) == [0, 0]
+
+
+def test_drawing_needs_a_curve():
+    with pytest.raises(DataError, match="at least one curve"):
+        draw_curves({})
 
 
 def test_whiskers_reach_the_ends_of_intervals_and_are_zero_without_one():

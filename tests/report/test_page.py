@@ -8,7 +8,7 @@ from importlib import resources
 import jinja2
 import pytest
 
-from attnbalance.comparison.figures import draw_curves
+from attnbalance.report.figures import draw_curves
 from attnbalance.report.page import render, svg
 from tests.fakes import a_comparison
 
@@ -34,10 +34,10 @@ def test_templates_travel_with_the_package(template: str) -> None:
 
 def test_figures_on_one_page_share_no_ids_and_keep_their_text() -> None:
     made = a_comparison({"top": [0.1], "bottom": [0.2]})
-    first, second = (svg(draw_curves(made), name) for name in ("first <", "second"))
+    first, second = (svg(draw_curves(made.curves()), name) for name in ("first <", "second"))
     assert 'aria-label="first &lt;"' in first
     assert ">top</text>" in first
     ids = [set(re.findall(r'id="([^"]+)"', drawn)) for drawn in (first, second)]
     assert ids[0]
     assert not ids[0] & ids[1]
-    assert svg(draw_curves(made), "second") == second
+    assert svg(draw_curves(made.curves()), "second") == second
