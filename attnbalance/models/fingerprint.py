@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,16 +77,16 @@ def base_parameters(model: Module) -> list[tuple[str, Tensor]]:
 
 
 def files_fingerprint(path: str | Path) -> str | None:
-    """SHA-256 over a folder's config, tokenizer, code and weight files; None for a Hub id.
+    """SHA-256 over a folder's config, tokenizer, code and weight files; for a Hub id, the commit that would be loaded.
 
-    Shows, without loading anything, whether a folder has changed since something was computed from it. Files of at most
-    `seals.WHOLE` bytes are hashed whole, so that every edit shows and a copy has the same fingerprint. Of larger files,
-    sampled pages (see `hash_file`) and the time of the last change count: a copy has the same fingerprint only if it
-    keeps the time.
+    None for a Hub id that cannot be reached and is not in the cache. Shows, without loading anything, whether a model
+    has changed since something was computed from it. Files of at most `seals.WHOLE` bytes are hashed whole, so that
+    every edit shows and a copy has the same fingerprint. Of larger files, sampled pages (see `hash_file`) and the time
+    of the last change count: a copy has the same fingerprint only if it keeps the time.
     """
     folder = Path(path)
     if not folder.is_dir():
-        return None
+        return _hub_commit(str(path))
     files = sorted(file for pattern in FILES for file in folder.glob(pattern) if file.is_file() and file.name != MARKER)
     digest = hashlib.sha256()
     for file in files:
@@ -93,3 +94,14 @@ def files_fingerprint(path: str | Path) -> str | None:
         changed = status.st_mtime_ns if status.st_size > seals.WHOLE else ""
         digest.update(f"{file.relative_to(folder)}\0{seals.hash_file(file)}\0{changed}\0".encode())
     return digest.hexdigest()
+
+
+def _hub_commit(repository: str) -> str | None:
+    """The commit of a model or adapter on the Hub, or in the cache when offline."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    for name in ("config.json", "adapter_config.json"):
+        with suppress(HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+            return Path(hf_hub_download(repository, name)).parent.name
+    return None

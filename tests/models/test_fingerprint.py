@@ -60,7 +60,25 @@ def test_the_files_of_a_folder_tell_when_its_weights_were_written_anew(tmp_path:
         model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
     model.save_pretrained(tmp_path)
     assert files_fingerprint(tmp_path) != own
+
+
+def cached(cache: Path, commit: str, name: str = "config.json") -> None:
+    """Write a file of owner/name into a Hub cache, at a commit that "main" then points to."""
+    repository = cache / "models--owner--name"
+    for path, text in ((f"snapshots/{commit}/{name}", "{}"), ("refs/main", commit)):
+        (repository / path).parent.mkdir(parents=True, exist_ok=True)
+        (repository / path).write_text(text)
+
+
+@pytest.mark.parametrize("name", ["config.json", "adapter_config.json"])
+def test_a_model_on_the_hub_is_known_by_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert files_fingerprint("owner/name") is None
+    for commit in ("a" * 40, "b" * 40):
+        cached(tmp_path, commit, name)
+        assert files_fingerprint("owner/name") == commit
+    for no_repository in ("no such folder", "a/b/c"):
+        assert files_fingerprint(no_repository) is None
 
 
 def resaved(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:
