@@ -100,7 +100,7 @@ def make_step(model: PreTrainedModel, kind: str, batch: dict[str, torch.Tensor])
 def peak(kind: str, length: int) -> float:
     """The largest resident size in MiB of a process that loads the model and, unless `kind` is "none", takes steps."""
     code = [sys.executable, __file__, "--alone", kind, "--length", str(length)]
-    return float(subprocess.run(code, check=True, capture_output=True, text=True).stdout)
+    return float(subprocess.check_output(code))
 
 
 def alone(kind: str, length: int) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 
 import torch
+import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from safetensors.torch import save_file
@@ -59,6 +60,9 @@ def main(out: str, objective: str, kind: str = "") -> None:
         weights[name.removeprefix("module.")] = whole.detach().clone().contiguous()
     if trainer.is_world_process_zero():
         save_file(weights, out)
+    if dist.is_initialized():
+        dist.barrier()  # a process that leaves first breaks the others' connections
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

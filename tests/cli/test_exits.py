@@ -160,7 +160,7 @@ def test_a_message_stays_short_however_long_the_argument(arguments: tuple[str, .
 def test_the_program_itself_ends_with_code_2_and_no_traceback(arguments: tuple[str, ...], folder: Path) -> None:
     command = [sys.executable, "-c", "from attnbalance.cli import main; main()", *arguments, "--out", "out"]
     ended = subprocess.run(command, capture_output=True, timeout=300)
-    assert ended.returncode == 2
+    assert ended.returncode == 2, ended.stderr
     assert b"Traceback" not in ended.stderr
     assert not (folder / "out").exists()
 

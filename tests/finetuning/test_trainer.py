@@ -1,5 +1,7 @@
 """Objectives in a Trainer: the same step however it is divided, what is watched, and what is refused."""
 
+import os
+import socket
 import subprocess
 import sys
 import warnings
@@ -93,9 +95,12 @@ def test_training_on_another_objective_ends_elsewhere(tmp_path):
 )
 def test_two_processes_do_what_one_does(tmp_path, objective, kind):
     script = str(Path(__file__).parents[1] / "launched.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script]
-    subprocess.run([sys.executable, script, str(tmp_path / "one"), objective], check=True, capture_output=True)
-    subprocess.run([*launch, str(tmp_path / "two"), objective, kind], check=True, capture_output=True)
+    here = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")  # no name to look up
+    launch = [sys.executable, "-m", "torch.distributed.run", *here, "--nproc-per-node=2", script]
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    settings = os.environ | {"GLOO_SOCKET_IFNAME": loopback, "CUDA_VISIBLE_DEVICES": ""}  # FSDP takes a GPU it sees
+    subprocess.run([sys.executable, script, str(tmp_path / "one"), objective], env=settings, check=True)
+    subprocess.run([*launch, str(tmp_path / "two"), objective, kind], env=settings, check=True)
     assert_close(load_file(tmp_path / "one"), load_file(tmp_path / "two"))
 
 

@@ -218,7 +218,7 @@ def test_two_processes_killed_on_the_way_leave_none_behind_and_give_what_one_giv
     killed.wait()
     assert not left_behind(killed.pid)  # the workers end with their parent
     assert 0 < len(list(cells.glob("[!.]*.json"))) < 8
-    two = subprocess.run(command(tmp_path / "two", *FAST), capture_output=True, text=True, check=True).stdout
+    two = subprocess.check_output(command(tmp_path / "two", *FAST), text=True)
     one = reproduce(["ghosal-fig6"], tmp_path / "one", seeds=2)
     assert one in two
     first, second = (json.loads((tmp_path / name / "ghosal-fig6.json").read_text()) for name in ("one", "two"))
@@ -255,6 +255,6 @@ def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own() -> None:
 @pytest.mark.usefixtures("real_figures")
 def test_a_wrong_name_on_the_command_line_lists_the_figures_and_exits_with_2(tmp_path: Path) -> None:
     done = subprocess.run(command(tmp_path / "out", "fig2"), capture_output=True, text=True, check=False)
-    assert done.returncode == 2
+    assert done.returncode == 2, done.stderr
     assert "no figure 'fig2'; there are all, ghosal-fig2a" in done.stderr
     assert "Traceback" not in done.stderr
