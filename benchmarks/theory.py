@@ -51,12 +51,12 @@ def dense_steps(model: AttentionOnly, run: int, forward: Callable[..., Tensor]) 
 
 def milliseconds(step: Callable[[], object], repeats: int) -> float:
     step()
-    found = []
+    times = []
     for _ in range(repeats):
         began = time.perf_counter()
         step()
-        found.append(1000 * (time.perf_counter() - began))
-    return statistics.median(found)
+        times.append(1000 * (time.perf_counter() - began))
+    return statistics.median(times)
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ ROOMS = [name for name in re.findall(r"\b([a-z]+)(?:\.py|/)", PICTURE) if name n
 WINGS = ("storage", "explanation", "studies", "papers")
 """Of these, none imports another, but for what they build on: all but the last two stand on `comparison`."""
 LIGHT = {"theory": {"errors", "statistics", "theory"}}
+MIRRORED = ("theory", "papers")
+"""Rooms whose modules each have a test file of their name."""
 FILES = sorted((ROOT / "attnbalance").rglob("*.py"))
 
 
@@ -43,3 +45,10 @@ def test_a_file_imports_only_rooms_above_its_own(path: Path) -> None:
 
 def test_no_file_is_longer_than_300_lines() -> None:
     assert [str(path) for path in FILES if len(path.read_text().splitlines()) > 300] == []
+
+
+@pytest.mark.parametrize("room", MIRRORED)
+def test_every_module_has_a_test_file_of_its_name(room: str) -> None:
+    modules = [path.relative_to(ROOT / "attnbalance") for path in FILES if path.name != "__init__.py"]
+    tests = [module.with_name(f"test_{module.name}") for module in modules if module.parts[0] == room]
+    assert [str(test) for test in tests if not (ROOT / "tests" / test).exists()] == []

@@ -32,8 +32,8 @@ def test_labels_are_the_tokens_of_the_answer_and_the_end() -> None:
     tokenizer = train_tokenizer([text for text, _ in TEXTS], 300)
     ids, labels = _encoded(TEXTS, tokenizer)
     for row, (text, answer) in zip(labels, TEXTS, strict=True):
-        told = [token for token in row.tolist() if token != IGNORED]
-        assert tokenizer.decode(told) == f" {answer}</s>"
+        labelled = [token for token in row.tolist() if token != IGNORED]
+        assert tokenizer.decode(labelled) == f" {answer}</s>"
         assert text.endswith(answer)
     whole = _encoded(TEXTS, tokenizer, whole=True)[1]
     assert int((whole[0] != IGNORED).sum()) == len(tokenizer(TEXTS[0][0])["input_ids"])  # all but <s>, and the end
@@ -48,12 +48,12 @@ def test_exact_match_is_what_greedy_generation_gives() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     seen = set()
     for _ in range(60):
-        found = _exact(model, ids, labels)
+        exact = _exact(model, ids, labels)
         for i, (text, answer) in enumerate(TEXTS):
             prompt = torch.tensor([tokenizer(text.removesuffix(f" {answer}"))["input_ids"]])
             made = model.generate(prompt, max_new_tokens=8, do_sample=False, pad_token_id=0)[0, prompt.shape[1] :]
-            assert bool(found[i]) == tokenizer.decode(made).startswith(f" {answer}</s>")
-            seen.add(bool(found[i]))
+            assert bool(exact[i]) == tokenizer.decode(made).startswith(f" {answer}</s>")
+            seen.add(bool(exact[i]))
         model(ids, labels=labels).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -62,8 +62,8 @@ def test_exact_match_is_what_greedy_generation_gives() -> None:
 
 def test_cells_become_panels_and_claims_with_one_value_a_seed(facts: str) -> None:
     cells = POPQA.cells("small", range(2), facts)
-    results = [CellResult(one.settings, POPQA.run({**one.settings, **TINY})) for one in cells]
-    assert all(one.values["share"] == list(SHARES) for one in results)
+    results = [CellResult(cell.settings, POPQA.run({**cell.settings, **TINY})) for cell in cells]
+    assert all(result.values["share"] == list(SHARES) for result in results)
     for panel in POPQA.panels(results):
         assert all(len(series.x) == len(series.y) for series in panel.series)
     assert all(len(claim.values) == 2 for claim in POPQA.claims(results))

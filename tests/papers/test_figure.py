@@ -30,7 +30,7 @@ def test_a_claim_is_judged_by_where_its_interval_lies(values: tuple[float, ...],
 
 def test_numbers_are_taken_seed_by_seed_whatever_the_order_of_results() -> None:
     results = [CellResult({"seed": seed, "k": k}, {"x": 10 * k + seed}) for k in (1, 2) for seed in (2, 0, 1)]
-    assert by_seed(results, lambda one: one.values["x"], k=2) == (20, 21, 22)
+    assert by_seed(results, lambda result: result.values["x"], k=2) == (20, 21, 22)
 
 
 def test_intervals_of_shares_stay_within_0_and_1() -> None:

@@ -15,7 +15,7 @@ WORLD = {"subjects": 20, "relations": 2, "answers": 6}
 
 def test_a_cell_is_what_dense_gradient_descent_gives() -> None:
     settings = {"seed": 4, "regime": "attention fast", "world": WORLD} | REGIMES["attention fast"] | {"steps": 20}
-    found = FIG6.run(settings)
+    values = FIG6.run(settings)
     world = make_triples([4], **WORLD)
     model, generator = attention_only(world.tokens, [4]), torch.Generator().manual_seed(4)
     for _ in range(20):
@@ -26,28 +26,29 @@ def test_a_cell_is_what_dense_gradient_descent_gives() -> None:
     for _ in range(3):
         slope = model.gradient(train)
         model = AttentionOnly(model.W_V + 20 * slope.W_V, model.W_KQ + 40 * slope.W_KQ)
-    place = OBSERVED.index(3)
-    bottom = found["bottom"]
+    index = OBSERVED.index(3)
+    bottom = values["bottom"]
     assert bottom["steps"] == list(OBSERVED)
     # 23 steps with rates of up to 200 in float64
-    assert bottom["subject attention"][place] == pytest.approx(float(model.attention(heldout).mean()), abs=1e-8)
-    assert bottom["accuracy"][place] == pytest.approx(float(model.correct(heldout).double().mean()))
+    assert bottom["subject attention"][index] == pytest.approx(float(model.attention(heldout).mean()), abs=1e-8)
+    assert bottom["accuracy"][index] == pytest.approx(float(model.correct(heldout).double().mean()))
     even = torch.full_like(heldout.weight, 0.5)
-    assert bottom["accuracy at even attention"][place] == float(model.correct(heldout, even).double().mean())
-    assert bottom["salience"][place] == pytest.approx(float(model.salience(heldout).mean()), abs=1e-7)
+    assert bottom["accuracy at even attention"][index] == float(model.correct(heldout, even).double().mean())
+    assert bottom["salience"][index] == pytest.approx(float(model.salience(heldout).mean()), abs=1e-7)
 
 
 def test_cells_become_panels_and_claims_with_one_value_a_seed() -> None:
     cells = FIG6.cells("small", range(2), "")
     assert len({cell.name for cell in cells}) == len(cells) == 2 * len(REGIMES)
-    results = [CellResult(one.settings, FIG6.run({**one.settings, "world": WORLD, "steps": 10})) for one in cells]
+    results = [CellResult(cell.settings, FIG6.run({**cell.settings, "world": WORLD, "steps": 10})) for cell in cells]
     for panel in FIG6.panels(results):
         assert [series.label for series in panel.series] == ["FT-top", "FT-bottom"]
         assert all(series.x == OBSERVED and len(series.y) == len(OBSERVED) for series in panel.series)
     claims = FIG6.claims(results)
     assert all(len(claim.values) == 2 for claim in claims)
-    ends = {split: [one.values[split] for one in results[:2]] for split in ("top", "bottom")}
-    looked = {split: [one["subject attention"][-1] for one in found] for split, found in ends.items()}
-    assert claims[0].values == pytest.approx([0.1 - one for one in looked["bottom"]])
-    assert claims[1].values == pytest.approx([a - b for a, b in zip(looked["top"], looked["bottom"], strict=True)])
+    ends = {
+        split: [result.values[split]["subject attention"][-1] for result in results[:2]] for split in ("top", "bottom")
+    }
+    assert claims[0].values == pytest.approx([0.1 - share for share in ends["bottom"]])
+    assert claims[1].values == pytest.approx([a - b for a, b in zip(ends["top"], ends["bottom"], strict=True)])
     assert [claim.says.split(":")[0] for claim in claims[: 3 * len(REGIMES) : 3]] == list(REGIMES)

@@ -34,13 +34,13 @@ def test_lines_and_bands_are_where_the_intervals_are() -> None:
 
 def test_a_label_looks_alike_in_all_panels_and_a_row_of_one_y_axis_has_one_scale() -> None:
     drawing = draw_panels([A, B, WORDS])
-    one, two, three = drawing.axes
-    assert two.lines[0].get_color() == one.lines[1].get_color()
-    assert two.lines[1].get_color() not in {line.get_color() for line in one.lines}
-    assert one.get_ylim() != two.get_ylim()  # the third panel of the row measures something else
+    first, second, third = drawing.axes
+    assert second.lines[0].get_color() == first.lines[1].get_color()
+    assert second.lines[1].get_color() not in {line.get_color() for line in first.lines}
+    assert first.get_ylim() != second.get_ylim()  # the third panel of the row measures something else
     same = draw_panels([A, B]).axes
     assert same[0].get_ylim() == same[1].get_ylim()
-    assert [tick.get_text() for tick in three.get_xticklabels()] == ["a long name of a model", "another"]
+    assert [tick.get_text() for tick in third.get_xticklabels()] == ["a long name of a model", "another"]
 
 
 def test_one_legend_where_one_panel_holds_all_labels_else_one_a_panel() -> None:
@@ -57,14 +57,14 @@ def test_panels_stand_in_rows_and_none_is_lost() -> None:
         axes = draw_panels([A] * count).axes
         shown = [ax for ax in axes if ax.get_visible()]
         assert len(shown) == count
-        places = [spec.colspan.start for ax in axes if (spec := ax.get_subplotspec()) is not None]
-        assert len(set(places)) == columns
+        starts = [spec.colspan.start for ax in axes if (spec := ax.get_subplotspec()) is not None]
+        assert len(set(starts)) == columns
 
 
 def test_what_is_drawn_is_told_as_json() -> None:
-    told = panel_as_dict(WORDS)
-    assert told["series"][0]["x"] == ["a long name of a model", "another"]
-    assert told["series"][0]["y"][1] == {"mean": 1.0, "low": None, "high": None, "n": 5}
+    content = panel_as_dict(WORDS)
+    assert content["series"][0]["x"] == ["a long name of a model", "another"]
+    assert content["series"][0]["y"][1] == {"mean": 1.0, "low": None, "high": None, "n": 5}
 
 
 def test_claims_are_put_into_words_by_verdict() -> None:

@@ -51,13 +51,16 @@ def figure(name: str, ks: tuple[int, ...]) -> PaperFigure:
 
 
 def values(results, k: int) -> tuple[float, ...]:
-    return by_seed(results, lambda one: one.values["x"], k=k)
+    return by_seed(results, lambda result: result.values["x"], k=k)
 
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     RUNS.clear()
-    made = {one.name: one for one in (figure("first", (1, 0)), figure("second", (2, 1, 0)), figure("real", (9, 0)))}
+    made = {
+        made_up.name: made_up
+        for made_up in (figure("first", (1, 0)), figure("second", (2, 1, 0)), figure("real", (9, 0)))
+    }
     monkeypatch.setattr(reproduction, "figures", lambda: made)
 
 
@@ -65,12 +68,12 @@ def test_each_cell_runs_once_and_figures_share_what_they_have_in_common(tmp_path
     answer = reproduce(["first", "second"], tmp_path / "out", seeds=3, workers=1)
     assert sorted(RUNS) == sorted(f"{k}-{s}" for k in (0, 1, 2) for s in range(3))
     assert answer.startswith("Of 6 claims 2 are seen, 2 not seen, 2 reversed.")
-    found = json.loads((tmp_path / "out" / "first.json").read_text())
-    assert [claim["verdict"] for claim in found["claims"]] == ["seen", "reversed", "not seen"]
-    assert found["claims"][0]["by seed"] == pytest.approx([1.0, 1.1, 1.2])
-    assert "seen: x is <above> 0 (x +1.1 [+0.852, +1.35])" in found["sentence"]
-    assert found["panels"][0]["series"][0]["y"][0]["mean"] == pytest.approx(1.1)
-    assert found["versions"]["torch"]
+    content = json.loads((tmp_path / "out" / "first.json").read_text())
+    assert [claim["verdict"] for claim in content["claims"]] == ["seen", "reversed", "not seen"]
+    assert content["claims"][0]["by seed"] == pytest.approx([1.0, 1.1, 1.2])
+    assert "seen: x is <above> 0 (x +1.1 [+0.852, +1.35])" in content["sentence"]
+    assert content["panels"][0]["series"][0]["y"][0]["mean"] == pytest.approx(1.1)
+    assert content["versions"]["torch"]
     RUNS.clear()
     assert reproduce(["second", "first"], tmp_path / "out", seeds=3, workers=1) == answer
     assert RUNS == []
@@ -192,12 +195,12 @@ def command(out: Path, *options: str) -> list[str]:
 
 def begun(out: Path) -> subprocess.Popen:
     """Two processes at work on Figure 6, after the first of its results."""
-    found = subprocess.Popen(
+    process = subprocess.Popen(
         command(out, *FAST), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    while found.poll() is None and not list((out / "cells").glob("[!.]*.json")):
+    while process.poll() is None and not list((out / "cells").glob("[!.]*.json")):
         time.sleep(0.05)
-    return found
+    return process
 
 
 def left_behind(group: int) -> bool:
@@ -218,9 +221,9 @@ def test_two_processes_killed_on_the_way_leave_none_behind_and_give_what_one_giv
     killed.wait()
     assert not left_behind(killed.pid)  # the workers end with their parent
     assert 0 < len(list(cells.glob("[!.]*.json"))) < 8
-    two = subprocess.check_output(command(tmp_path / "two", *FAST), text=True)
-    one = reproduce(["ghosal-fig6"], tmp_path / "one", seeds=2)
-    assert one in two
+    printed = subprocess.check_output(command(tmp_path / "two", *FAST), text=True)
+    answer = reproduce(["ghosal-fig6"], tmp_path / "one", seeds=2)
+    assert answer in printed
     first, second = (json.loads((tmp_path / name / "ghosal-fig6.json").read_text()) for name in ("one", "two"))
     assert first == second
 
@@ -244,9 +247,9 @@ def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own() -> None:
     assert set(reproduction.figures()) >= {"ghosal-fig2a", "ghosal-fig2b", "ghosal-fig2c", "ghosal-fig6"}
     assert set(reproduction.figures()) >= {"xu-chen-fig2", "xu-chen-table3", "xu-chen-steps", "xu-chen-popqa"}
     assert set(reproduction.figures()) >= {"goyal-prop1", "goyal-thm1"}
-    for one in reproduction.figures().values():
+    for paper_figure in reproduction.figures().values():
         for scale in ("small", "paper"):
-            cells = one.cells(scale, range(5), "popqa")
+            cells = paper_figure.cells(scale, range(5), "popqa")
             assert len({cell.name for cell in cells}) == len(cells)
             assert {cell.settings["seed"] for cell in cells} == set(range(5))
             json.dumps([dict(cell.settings) for cell in cells])

@@ -86,5 +86,5 @@ def instances(draw: st.DrawFn, *, widest: float = 0.98, more: int = 0) -> Instan
     odds = draw(st.floats(0.05, 0.95)) * (chance + 1.0) - chance  # log-odds of delta_C, some above chance
     odds = max(odds, -math.log(answers - 1) + 0.01)
     memory = odds + draw(st.floats(0.05, widest)) * (odds + chance)
-    deltas = [1 / (1 + math.exp(-one)) for one in (memory, odds)]
+    deltas = [1 / (1 + math.exp(-log_odds)) for log_odds in (memory, odds)]
     return Instance(critical, overlapping, subjects, answers, deltas[0], deltas[1], o_c, o_r, draw(st.integers(0, 99)))

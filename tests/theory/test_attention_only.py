@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from attnbalance.errors import DataError, DivergenceError
+from attnbalance.errors import DataError
 from attnbalance.theory.attention_only import AttentionOnly, attention_only
-from attnbalance.theory.dynamics import descend
-from attnbalance.theory.triples import Examples, Triples, make_triples, split_subjects
+from attnbalance.theory.triples import Examples, Triples, make_triples
 
 SEEDS = (0, 1, 2)
 
@@ -94,8 +93,8 @@ def test_a_step_is_the_same_however_the_values_lie_in_memory(world: Triples, mod
     other = AttentionOnly(model.W_V.contiguous(), model.W_KQ.clone())
     assert other.W_V.stride() != model.W_V.stride()
     drawn = world.drawn(20, generators())
-    for one in (model, other):
-        one.step(drawn, 1.0, 1.0)
+    for layout in (model, other):
+        layout.step(drawn, 1.0, 1.0)
     assert torch.equal(other.W_V, model.W_V)
 
 
@@ -115,11 +114,11 @@ def test_a_loss_that_float32_has_no_probability_for_is_large_and_finite(world: T
 
 def test_runs_do_not_depend_on_what_they_are_batched_with(world: Triples) -> None:
     def trained(seeds: tuple[int, ...]) -> Tensor:
-        some = make_triples(seeds, subjects=12, relations=3, answers=9)
-        model = attention_only(some.tokens, seeds)
+        world = make_triples(seeds, subjects=12, relations=3, answers=9)
+        model = attention_only(world.tokens, seeds)
         drawing = [torch.Generator().manual_seed(seed) for seed in seeds]
         for _ in range(20):
-            model.step(some.drawn(16, drawing), 5.0, 5.0)
+            model.step(world.drawn(16, drawing), 5.0, 5.0)
         return model.W_V[-1]
 
     assert float((trained((0, 1, 2)) - trained((2,))).abs().max()) < 1e-12  # batched sums may round differently
@@ -140,69 +139,3 @@ def test_attention_salience_and_relevance_are_those_of_a_hand_worked_case() -> N
     assert float(model.relevance(asked).prompt) == pytest.approx(float(-4 * p[3]))
     assert not bool(model.correct(asked))
     assert bool(model.correct(asked, torch.tensor([[0.95]], dtype=torch.float64)))
-
-
-def test_training_that_diverges_is_reported_by_step_and_run(world: Triples) -> None:
-    model, drawing = attention_only(world.tokens, SEEDS), generators()
-    with pytest.raises(DivergenceError, match=r"step \d+ in run \d+.*lower the learning rate"):
-        descend(lambda _: model.step(world.drawn(16, drawing), 1e5, 0.0), dict, 50, [])
-
-
-def test_a_trajectory_holds_what_was_observed_at_the_steps_asked_for(world: Triples) -> None:
-    model, drawing, facts = attention_only(world.tokens, SEEDS), generators(), world.examples()
-    untrained = float(model.loss(facts).mean())
-    seen = descend(
-        lambda _: model.step(world.drawn(64, drawing), 20.0, 20.0),
-        lambda: {"loss": model.loss(facts), "attention": model.attention(facts)},
-        200,
-        [200, 0, 50, 999],
-    )
-    assert seen.steps == (0, 50, 200)
-    assert seen.values["attention"].shape == (3, len(SEEDS), 36)
-    assert float(seen.values["loss"][0].mean()) == untrained
-    assert float(seen.values["loss"][-1].mean()) < 0.1 * untrained
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"alpha": 0.0}, "alpha must be above 0"),
-        ({"alpha": -1.0}, "alpha must be above 0"),
-        ({"alpha": float("nan")}, "alpha must be above 0"),
-        ({"alpha": [1.0, 2.0]}, "one alpha or one a seed"),
-        ({"relations": 10}, "10 relations need at least as many answers, got 9"),
-        ({"subjects": 1}, "at least 2 subjects"),
-        ({"relations": 0}, "1 relation"),
-    ],
-)
-def test_worlds_that_cannot_be_are_refused_by_name(wrong: dict, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        make_triples(SEEDS, **({"subjects": 12, "relations": 3, "answers": 9} | wrong))
-
-
-def test_subjects_are_drawn_by_popularity_and_relations_evenly() -> None:
-    world = make_triples([0], subjects=50, relations=4, answers=8, alpha=1.5)
-    drawn = world.drawn(200_000, [torch.Generator().manual_seed(0)])
-    shares = torch.bincount(drawn.subject[0], minlength=50) / 200_000
-    expected = torch.arange(1, 51).double() ** -1.5
-    # 5 standard errors of a share of at most 0.45 among 200,000 draws
-    assert float((shares - expected / expected.sum()).abs().max()) < 5 * (0.25 / 200_000) ** 0.5
-    assert torch.equal(drawn.answer[0], world.answer[0, drawn.subject[0], drawn.query[0] - 50])
-
-
-def test_splits_share_the_heldout_subjects_and_take_the_more_or_the_less_popular_of_the_others(world: Triples) -> None:
-    splits = {name: split_subjects(world, name, SEEDS) for name in ("top", "bottom", "random", "whole")}
-    for split in splits.values():
-        assert torch.equal(split.heldout, splits["top"].heldout)
-        assert not bool((split.heldout & split.trained).any())
-    top, bottom, whole = (splits[name].trained for name in ("top", "bottom", "whole"))
-    assert torch.equal(top | bottom, whole)
-    assert torch.equal(whole, ~splits["top"].heldout)
-    for run in range(len(SEEDS)):
-        assert int(top[run].nonzero().max()) < int(bottom[run].nonzero().min())
-    asked = world.of(top)
-    assert asked.subject.shape == (3, 3 * 3)
-    assert bool((asked.query >= 12 + 3).all())
-    assert bool(top.gather(1, asked.subject).all())
-    with pytest.raises(DataError, match="no split 'best'"):
-        split_subjects(world, "best", SEEDS)

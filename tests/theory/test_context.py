@@ -28,15 +28,10 @@ from attnbalance.theory.context import (
 )
 from attnbalance.theory.context_points import (
     CONFLICT,
-    COUNTERFACTUAL,
     CRITICAL,
-    OVERLAPPING,
     RECALL,
     Points,
-    Scalars,
     Vocabulary,
-    lay_out,
-    stored_values,
 )
 from tests.theory.dense_context import Instance, dense_attention, dense_descent, dense_logits, dense_loss, instances
 
@@ -91,66 +86,6 @@ def test_too_few_dimensions_are_refused() -> None:
         embed(Vocabulary(2, 3), 7)
 
 
-@pytest.mark.parametrize(("subjects", "answers"), [(3, 3), (4, 3), (0, 3)])
-def test_a_vocabulary_needs_more_answers_than_subjects(subjects: int, answers: int) -> None:
-    with pytest.raises(DataError, match="more answers than subjects"):
-        Vocabulary(subjects, answers)
-
-
-def test_points_are_laid_out_with_a_subject_and_answers_of_their_own() -> None:
-    points = lay_out(Vocabulary(9, 20), critical=2, overlapping=1, recall=1, counterfactual=2, conflicts=2)
-    assert points.kinds == (CRITICAL,) * 2 + (OVERLAPPING, RECALL) + (COUNTERFACTUAL,) * 2 + (CONFLICT,) * 2
-    assert points.subject.tolist() == list(range(8))
-    assert points.answer.tolist() == list(range(9, 17))
-    assert points.context.tolist() == [9, 10, 11, -1, 13, 14, 15, 16]
-    assert points.stored.tolist() == [-1, -1, 11, 12, 17, 18, 19, 20]
-    assert not points.repeated
-    assert replace(points, subject=points.subject * 0).repeated
-    assert points.of(RECALL, CRITICAL).subject.tolist() == [0, 1, 3]
-
-
-@pytest.mark.parametrize(
-    "counts",
-    [
-        {"critical": 5, "overlapping": 0},
-        {"critical": 1, "overlapping": 0, "conflicts": 3},
-        {"critical": -1, "overlapping": 2},
-    ],
-)
-def test_more_points_than_subjects_or_answers_are_refused(counts: dict[str, int]) -> None:
-    with pytest.raises(DataError, match="fit 4 subjects and 6 answers"):
-        lay_out(Vocabulary(4, 6), **counts)
-
-
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(instances(widest=2.0))
-def test_stored_values_have_the_softmax_that_the_deltas_say(instance: Instance) -> None:
-    model, points = instance.build()
-    beliefs = model.values[0].softmax(dim=0)
-    answers = range(instance.subjects, instance.subjects + instance.answers)
-    for answer in answers:
-        assert float(beliefs[answer, answer]) == pytest.approx(instance.delta_C, abs=1e-10)
-    for s, a in zip(points.subject.tolist(), points.stored.tolist(), strict=True):
-        column = model.values[0, :, s]
-        rest = [i for i in answers if i != a]
-        torch.testing.assert_close(column[rest], torch.full_like(column[rest], instance.o_c), **CLOSE)
-        assert float(column[: instance.subjects].abs().max()) < 1e-10
-        assert float(column[-1]) == pytest.approx(instance.o_r, abs=1e-10)
-        if a >= 0:
-            assert float(beliefs[a, s]) == pytest.approx(instance.delta_M, abs=1e-10)
-
-
-def test_deltas_out_of_range_or_order_are_refused() -> None:
-    vocabulary = Vocabulary(3, 5)
-    points = lay_out(vocabulary, critical=1, overlapping=1)
-    for memory, context in ((1.0, 0.2), (0.5, 0.0), (-0.1, 0.2)):
-        with pytest.raises(DataError, match="between 0 and 1"):
-            stored_values(vocabulary, points, Scalars.same(memory, context, 1.0, 1.0))
-    with pytest.raises(DataError, match="delta_memory above delta_context"):
-        stored_values(vocabulary, points, Scalars.same(0.3, 0.3, 1.0, 1.0))
-    stored_values(vocabulary, points, Scalars.same(0.3, 0.3, 1.0, 1.0), ordered=False)
-
-
 @pytest.mark.parametrize("self_score", [-math.inf, -1.0, 0.5])
 def test_forward_pass_equals_the_sums_written_out(self_score: float) -> None:
     model, points = noisy(USUAL, self_score)
@@ -179,24 +114,27 @@ def test_gradients_are_those_of_the_forward_pass(instance: Instance, self_score:
 
 def test_gradient_keeps_its_digits_where_attention_is_saturated() -> None:
     model, points = USUAL.build()
-    some, r = points.of(CRITICAL), model.embeddings.tokens[0, :, -1]
+    critical, r = points.of(CRITICAL), model.embeddings.tokens[0, :, -1]
     far = replace(model, W_KQ=(100.0 * math.sqrt(2) * model.embeddings.theta_C[0][:, None] * r)[None])
-    pulled = key_pull(far, some)[0, :, 0]
+    pulled = key_pull(far, critical)[0, :, 0]
     # sigma_c sigma_s (v(c, c) - v(c, s)) (1 - p), with sigma_s = exp(-100) and p = delta_C
     gap = math.log(0.3 / 0.7) + math.log(19 * math.e + math.exp(0.5) + 12) - 1.0
-    assert pulled.tolist() == pytest.approx([math.exp(-100) * gap * 0.7] * len(some), rel=1e-9)
+    assert pulled.tolist() == pytest.approx([math.exp(-100) * gap * 0.7] * len(critical), rel=1e-9)
 
 
 def test_runs_do_not_see_each_other() -> None:
-    (one, points), (other, _) = noisy(USUAL), noisy(replace(USUAL, seed=2))
-    embeddings = type(one.embeddings)(
-        *(torch.cat([getattr(m.embeddings, name) for m in (one, other)]) for name in ("tokens", "theta_S", "theta_C"))
+    (first, points), (second, _) = noisy(USUAL), noisy(replace(USUAL, seed=2))
+    embeddings = type(first.embeddings)(
+        *(
+            torch.cat([getattr(m.embeddings, name) for m in (first, second)])
+            for name in ("tokens", "theta_S", "theta_C")
+        )
     )
     both = replace(
-        one, embeddings=embeddings, W_V=torch.cat([one.W_V, other.W_V]), W_KQ=torch.cat([one.W_KQ, other.W_KQ])
+        first, embeddings=embeddings, W_V=torch.cat([first.W_V, second.W_V]), W_KQ=torch.cat([first.W_KQ, second.W_KQ])
     )
     trained = descended(both, points, attention_rate=0.3, value_rate=0.7)
-    for run, alone in enumerate((one, other)):
+    for run, alone in enumerate((first, second)):
         after = descended(alone, points, attention_rate=0.3, value_rate=0.7)
         torch.testing.assert_close(trained.W_V[run], after.W_V[0], **CLOSE)
         torch.testing.assert_close(trained.W_KQ[run], after.W_KQ[0], **CLOSE)

@@ -59,8 +59,8 @@ def test_theorem_a1_one_layer_memorises_every_fact(world: Triples) -> None:
 
 def test_theorem_a1_fails_where_relations_share_answers() -> None:
     outcomes = [theorem_a1(sharing_answers(seed)) for seed in range(20)]
-    assert not any(one.applies for one in outcomes)
-    assert sum(not one.holds for one in outcomes) > 10
+    assert not any(outcome.applies for outcome in outcomes)
+    assert sum(not outcome.holds for outcome in outcomes) > 10
 
 
 def test_theorem_a1_itself_needs_no_such_condition() -> None:
@@ -151,9 +151,9 @@ def test_theorem_a5_fails_without_each_of_its_assumptions() -> None:
         W_V[0, 3, 2], W_V[0, 4, 2] = at_query
         return theorem_a5(AttentionOnly(W_V, zeros.clone()), two)
 
-    def fails(found: Outcome, assumption: str) -> None:
-        assert [name for name, met in found.assumptions.items() if not met] == [assumption]
-        assert not found.holds
+    def fails(outcome: Outcome, assumption: str) -> None:
+        assert [name for name, met in outcome.assumptions.items() if not met] == [assumption]
+        assert not outcome.holds
 
     met = outcome(4.0, 0.0, (1.0, 2.0))
     assert met.applies
@@ -180,18 +180,20 @@ def test_theorem_a11_a_step_on_one_fact_moves_attention_on_all_subjects(seed: in
 
 def test_theorem_4_5_holds_for_both_signs() -> None:
     assert theorem_4_5 is theorem_a11
-    found = [theorem_a11(attention_only(10, [seed], scale=1.0), example(0, 8, 9)) for seed in range(50)]
-    raised = [one for one in found if one.measured["s_rel - p_rel"] > 0]
+    outcomes = [theorem_a11(attention_only(10, [seed], scale=1.0), example(0, 8, 9)) for seed in range(50)]
+    raised = [outcome for outcome in outcomes if outcome.measured["s_rel - p_rel"] > 0]
     assert 5 < len(raised) < 45
-    assert all(one.measured["least change"] > 0 for one in raised)
-    assert all(one.measured["largest change"] < 0 for one in found if one not in raised)
+    assert all(outcome.measured["least change"] > 0 for outcome in raised)
+    assert all(outcome.measured["largest change"] < 0 for outcome in outcomes if outcome not in raised)
 
 
 def test_theorem_a11_holds_where_attention_is_too_near_1_to_show_it() -> None:
-    found = [theorem_a11(attention_only(10, [seed], scale=10.0), example(0, 8, 9)) for seed in range(100)]
-    assert not any(one.refuted for one in found)
+    outcomes = [theorem_a11(attention_only(10, [seed], scale=10.0), example(0, 8, 9)) for seed in range(100)]
+    assert not any(outcome.refuted for outcome in outcomes)
     unmoved = [
-        one for one in found if one.applies and 0 in (one.measured["least change"], one.measured["largest change"])
+        outcome
+        for outcome in outcomes
+        if outcome.applies and 0 in (outcome.measured["least change"], outcome.measured["largest change"])
     ]
     assert len(unmoved) > 5
     lost = theorem_a11(attention_only(10, [0], scale=1e4), example(0, 8, 9))
@@ -292,9 +294,9 @@ def test_theorem_a9_fails_where_training_starts_elsewhere_or_entries_exceed_both
     assert theorem_a9(stream, token, world.tokens, rate).holds
     # neither bound is sharp: with one of them too small the statement still holds here, with both it does not
     for bounds in ({"C_KQ": 0.0}, {"C_V": 0.0}):
-        one = theorem_a9(stream, token, world.tokens, rate, **bounds)
-        assert len(unmet(one)) == 1
-        assert one.holds
+        loose = theorem_a9(stream, token, world.tokens, rate, **bounds)
+        assert len(unmet(loose)) == 1
+        assert loose.holds
     both = theorem_a9(stream, token, world.tokens, rate, C_KQ=0.0, C_V=0.0)
     assert len(unmet(both)) == 2
     assert not both.holds
@@ -357,10 +359,10 @@ def test_theorem_a10_fails_for_a_pair_with_two_answers_and_where_training_starts
     two = theorem_a10(stream, 0, 8, 60, 0.2)
     assert unmet(two) == ["the pair has one answer"]
     assert not two.holds
-    one = Examples(stream.subject, stream.query, torch.full_like(answers, 9), stream.weight)
-    assert theorem_a10(one, 0, 8, 60, 0.2).holds
+    single = Examples(stream.subject, stream.query, torch.full_like(answers, 9), stream.weight)
+    assert theorem_a10(single, 0, 8, 60, 0.2).holds
     below = torch.full((1, 60, 60), -0.5, dtype=torch.float64)
-    elsewhere = theorem_a10(one, 0, 8, 60, 0.02, C_V=1.1, start=AttentionOnly(below, torch.zeros_like(below)))
+    elsewhere = theorem_a10(single, 0, 8, 60, 0.02, C_V=1.1, start=AttentionOnly(below, torch.zeros_like(below)))
     assert unmet(elsewhere) == ["training starts at 0"]
     assert not elsewhere.holds
 

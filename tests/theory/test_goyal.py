@@ -1,4 +1,4 @@
-"""Each statement of Goyal et al. (2024) where it should hold, and where one of its assumptions is dropped."""
+"""Each proposition and theorem of Goyal et al. (2024) on instances that meet its assumptions, or drop one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnbalance.errors import DataError
-from attnbalance.theory.context import ContextModel, context_model, descended, embed, logits, losses, shared_pull
+from attnbalance.theory.context import ContextModel, context_model, descended, embed, logits, shared_pull
 from attnbalance.theory.context_points import (
     CONFLICT,
     CRITICAL,
@@ -25,213 +25,24 @@ from attnbalance.theory.context_points import (
     stored_values,
 )
 from attnbalance.theory.goyal import (
-    lemma_1,
-    lemma_2,
-    lemma_3,
-    lemma_4,
-    lemma_5,
-    lemma_6,
-    lemma_7,
     proposition_1,
     proposition_2,
     proposition_3,
     second_phase_rate,
     theorem_1,
 )
-from attnbalance.theory.outcome import Outcome
-from tests.theory.dense_context import Instance, dense_attention, dense_descent, dense_logits, instances
+from tests.theory.dense_context import Instance, dense_descent, dense_logits, instances
+from tests.theory.goyal_instances import (
+    CLOSE,
+    USUAL,
+    dense_pulls,
+    fails,
+    printed_lead,
+    says,
+    trained,
+)
 
-# Sums of some 100 products of numbers of order 1 in float64: 100 * 1e-16, times a few for solving for W_V.
-CLOSE = 1e-10
-USUAL = Instance(4, 3, 12, 60, 0.7, 0.3, 1.0, 0.5, seed=1)
 every = settings(max_examples=200, deadline=None, derandomize=True)
-
-
-def trained(model: ContextModel, points: Points) -> tuple[ContextModel, Points]:
-    return model, points.of(CRITICAL, OVERLAPPING)
-
-
-def noisy(instance: Instance, self_score: float = -math.inf, size: float = 1.0) -> tuple[ContextModel, Points]:
-    """W_KQ away from what the assumptions say."""
-    model, points = instance.build(self_score=self_score)
-    noise = torch.randn(model.W_KQ.shape, generator=torch.Generator().manual_seed(instance.seed), dtype=torch.float64)
-    return replace(model, W_KQ=size * noise), points
-
-
-def jittered(instance: Instance) -> tuple[ContextModel, Points]:
-    """Facts that are memorised unequally well, against Assumption 6."""
-    model, points = instance.build()
-    deltas = torch.linspace(instance.delta_M, 0.99, len(points), dtype=torch.float64)[None]
-    scalars = replace(Scalars.same(0.5, instance.delta_C, instance.o_c, instance.o_r), delta_memory=deltas)
-    values = stored_values(model.vocabulary, points, scalars)
-    return context_model(model.vocabulary, model.embeddings, values), points
-
-
-def says(outcome: Outcome) -> None:
-    assert outcome.applies, outcome
-    assert outcome.holds, outcome
-
-
-def fails(outcome: Outcome, *dropped: str) -> None:
-    """The conclusion is false, and of the assumptions exactly those that begin so are not met."""
-    assert not outcome.holds, outcome
-    assert not outcome.refuted
-    missing = [name for name, met in outcome.assumptions.items() if not met]
-    assert len(missing) == len(dropped), missing
-    for name in dropped:
-        assert any(one.startswith(name) for one in missing), missing
-
-
-def dense_pulls(model: ContextModel, points: Points) -> tuple[float, float]:
-    """theta_S and theta_C against -grad by W_KQ, by automatic differentiation of the naive forward pass."""
-    along = dense_descent(model, points)[1] @ model.embeddings.tokens[0, :, -1]
-    return float(model.embeddings.theta_S[0] @ along), float(model.embeddings.theta_C[0] @ along)
-
-
-def printed_lead(instance: Instance) -> tuple[float, float]:
-    """m_C and m_C+S by hand: the softmax over the answer, the other answers, r and the subjects."""
-    own, memory = (math.log(delta / (1 - delta)) for delta in (instance.delta_C, instance.delta_M))
-    others = (instance.answers - 1) * math.exp(instance.o_c) + math.exp(instance.o_r) + instance.subjects
-    own, memory = own + math.log(others), memory + math.log(others)
-    found = []
-    for subject in (instance.o_c, memory):
-        z = math.exp((own + subject) / 2)
-        found.append((own - subject) * others / (others + z))
-    return found[0], found[1]
-
-
-@every
-@given(instances(), st.sampled_from([-math.inf, -2.0, 1.0]))
-def test_lemma_1_holds_of_any_weights(instance: Instance, self_score: float) -> None:
-    outcome = lemma_1(*noisy(instance, self_score))
-    says(outcome)
-    assert outcome.measured["largest entry"] > 1e-6
-
-
-def test_lemma_1_sees_a_gradient_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("attnbalance.theory.goyal_lemmas.losses", lambda *args: 1.001 * losses(*args))
-    assert not lemma_1(*noisy(USUAL)).holds
-
-
-@every
-@given(instances(), st.sampled_from([-math.inf, -2.0, 1.0]))
-def test_lemma_2_holds_of_any_attention(instance: Instance, self_score: float) -> None:
-    says(lemma_2(*noisy(instance, self_score)))
-
-
-def test_lemma_2_is_what_automatic_differentiation_gives() -> None:
-    model, points = noisy(USUAL, -1.0)
-    found = [float(pull.mean()) for pull in shared_pull(model, points)]
-    assert found == pytest.approx(dense_pulls(model, points), abs=CLOSE)
-
-
-def test_lemma_2_fails_without_orthonormal_embeddings() -> None:
-    model, points = noisy(USUAL)
-    tokens = model.embeddings.tokens.clone()
-    tokens[..., 0] += 0.3 * model.embeddings.theta_C
-    fails(lemma_2(replace(model, embeddings=replace(model.embeddings, tokens=tokens)), points), "Assumptions 2-4")
-
-
-def test_lemma_2_as_printed_has_a_wrong_factor_and_a_wrong_sign() -> None:
-    model, points = noisy(USUAL, 1.0)
-    model = replace(model, W_V=model.W_V + model.W_KQ.mT)  # else r's value is nearly the same for all answers
-    some = points.of(CRITICAL)
-    wrong, right = (dense_lemma_2(model, some, swapped) for swapped in (True, False))
-    true = dense_pulls(model, some)[1]
-    assert right == pytest.approx(true, abs=CLOSE)
-    assert abs(wrong - true) > 1e-4
-    model, points = USUAL.build()
-    m_C, _ = printed_lead(USUAL)
-    # sigma_r = 0: theta_C gets +m / (4 sqrt(2)), theta_S the opposite
-    assert dense_pulls(model, points.of(CRITICAL)) == pytest.approx(
-        (-m_C / math.sqrt(32), m_C / math.sqrt(32)), abs=CLOSE
-    )
-
-
-def dense_lemma_2(model: ContextModel, points: Points, printed: bool) -> float:
-    """theta_C's part by Lemma 2, with the printed last term sigma_s sigma_r or with sigma_c sigma_r."""
-    total, values = 0.0, model.values[0]
-    for c, s in zip(points.context.tolist(), points.subject.tolist(), strict=True):
-        (_, (sigma_c, sigma_s, sigma_r)) = dense_attention(model, model.W_KQ[0], c, s)
-        error = -dense_logits(model, model.W_V[0], model.W_KQ[0], c, s).softmax(dim=0)
-        error[c] += 1
-        last = sigma_s if printed else sigma_c
-        mix = (sigma_c - sigma_c**2) * values[:, c] - sigma_s * sigma_c * values[:, s] - last * sigma_r * values[:, -1]
-        total += float(mix @ error) / math.sqrt(2)
-    return total / len(points)
-
-
-@every
-@given(instances(widest=2.0))
-def test_lemma_3_holds(instance: Instance) -> None:
-    says(lemma_3(*trained(*instance.build())))
-
-
-def test_lemma_3_fails_without_symmetry() -> None:
-    fails(lemma_3(*trained(*jittered(USUAL))), "Assumption 6")
-
-
-@every
-@given(instances(widest=2.0))
-def test_lemma_4_holds(instance: Instance) -> None:
-    outcome = lemma_4(*trained(*instance.build()))
-    says(outcome)
-    assert (outcome.measured["m_C"], outcome.measured["m_C+S"]) == pytest.approx(printed_lead(instance), abs=CLOSE)
-
-
-def test_lemma_4_fails_without_even_attention_or_symmetry() -> None:
-    fails(lemma_4(*trained(*noisy(USUAL))), "Assumption 5")
-    fails(lemma_4(*trained(*USUAL.build(self_score=0.0))), "Assumption 5")
-    fails(lemma_4(*trained(*jittered(USUAL))), "Assumption 6")
-
-
-@every
-@given(instances(widest=2.0))
-def test_lemma_5_holds(instance: Instance) -> None:
-    outcome = lemma_5(*trained(*instance.build()))
-    says(outcome)
-    expected = pytest.approx(printed_lead(instance), abs=CLOSE)
-    assert (outcome.measured["m_C"], outcome.measured["m_C+S"]) == expected
-
-
-def test_lemma_5_fails_without_its_order_of_deltas() -> None:
-    # well below chance: exp(o_r) and K_S take probability as well, so that 1 / K_A is a little more than needed
-    fails(lemma_5(*trained(*replace(USUAL, delta_C=0.005).build())), "Definition 2")
-    fails(lemma_5(*trained(*replace(USUAL, delta_M=0.2).build(ordered=False))), "Definition 3")
-
-
-@every
-@given(instances())
-def test_lemma_6_holds_with_the_condition_added(instance: Instance) -> None:
-    says(lemma_6(*trained(*instance.build())))
-
-
-def test_lemma_6_is_false_as_printed() -> None:
-    # delta_C > 3 / (K_A - 1) and delta_M > 2 delta_C, as Definitions 2 and 3 ask
-    instance = Instance(1, 1, 6, 1000, 0.5, 0.004, 1.0, 1.0, seed=0)
-    assert instance.delta_C > 3 / (instance.answers - 1)
-    m_C, m_CS = printed_lead(instance)
-    assert (m_C, m_CS) == pytest.approx((1.4, -5.2), abs=0.05)
-    fails(lemma_6(*trained(*instance.build())), "added: odds")
-
-
-@every
-@given(instances(more=1))
-def test_lemma_7_holds_with_enough_points(instance: Instance) -> None:
-    says(lemma_7(*trained(*instance.build())))
-
-
-def test_lemma_7_fails_with_too_few_c_points() -> None:
-    instance = Instance(1, 3, 12, 60, 0.8, 0.3, 1.0, 0.5, seed=1)
-    m_C, m_CS = printed_lead(instance)
-    assert m_C < 4 * abs(m_CS)
-    outcome = lemma_7(*trained(*instance.build()))
-    fails(outcome, "added: |D_C| m_C")
-    assert outcome.measured["A_2"] == pytest.approx(2 / 4 * (m_C + 4 * m_CS), abs=CLOSE)
-
-
-def test_lemma_7_fails_where_memory_is_weaker_than_the_context() -> None:
-    fails(lemma_7(*trained(*replace(USUAL, delta_M=0.2).build(ordered=False))), "Definition 3")
 
 
 @every
@@ -247,9 +58,9 @@ def test_proposition_1_measures_what_automatic_differentiation_gives() -> None:
     outcome = proposition_1(model, points)
     along = dense_descent(model, points)[1]
     after = replace(model, W_KQ=model.W_KQ + outcome.measured["learning rate"] * along)
-    for t, one in enumerate((model, after)):
-        found = (outcome.measured[f"theta_S at t = {t}"], outcome.measured[f"theta_C at t = {t}"])
-        assert found == pytest.approx(dense_pulls(one, points), abs=CLOSE)
+    for t, stage in enumerate((model, after)):
+        pulls = (outcome.measured[f"theta_S at t = {t}"], outcome.measured[f"theta_C at t = {t}"])
+        assert pulls == pytest.approx(dense_pulls(stage, points), abs=CLOSE)
     m_C, m_CS = printed_lead(USUAL)
     # eq. 79 for 4 C and 3 C+S points; A_1 and A_2 of eq. 92 and 93
     assert outcome.measured["theta_C at t = 0"] == pytest.approx((4 * m_C + 3 * m_CS) / 7 / math.sqrt(32), abs=CLOSE)
@@ -347,9 +158,9 @@ def test_proposition_2_measures_what_automatic_differentiation_gives_and_shrinks
     model, points = USUAL.build(self_score=-1.0)
     old, new = points.of(CRITICAL, OVERLAPPING), points.of(CRITICAL, OVERLAPPING, RECALL)
     measured = proposition_2(model, new).measured
-    for name, some in (("old", old), ("new", new)):
-        found = (measured[f"theta_S, mean, {name}"], measured[f"theta_C, mean, {name}"])
-        assert found == pytest.approx(dense_pulls(model, some), abs=CLOSE)
+    for name, used in (("old", old), ("new", new)):
+        pulls = (measured[f"theta_S, mean, {name}"], measured[f"theta_C, mean, {name}"])
+        assert pulls == pytest.approx(dense_pulls(model, used), abs=CLOSE)
     # eq. 12 as printed, with the mean of eq. 5, is off by the share of old points
     assert measured["theta_C, mean, new"] == pytest.approx(7 / 9 * measured["theta_C, mean, old"], abs=CLOSE)
     assert measured["theta_C, mean, new"] < 0.8 * measured["theta_C, mean, old"]
@@ -417,7 +228,7 @@ def moved(model: ContextModel, points: Points) -> Tensor:
 
 def test_proposition_3_on_the_way_has_these_changes() -> None:
     model, points = trained(*USUAL.build())
-    found, n = moved(model, points), len(points)
+    changes, n = moved(model, points), len(points)
     probabilities = logits(model, points)[0].softmax(dim=-1)
     own = probabilities[torch.arange(n), points.answer]
     other = probabilities[:, int(points.answer.max()) + 1]  # of an answer that no point asks for
@@ -426,21 +237,23 @@ def test_proposition_3_on_the_way_has_these_changes() -> None:
     s_j, c_j = int(points.subject[j]), int(points.answer[j])
     # eq. 129 with softmax(z)_c for delta_C and the other contexts' probabilities once
     rise = (2 * (1 - own[j]) + (weight * rest).sum() - other[1:].sum()) / (8 * n)
-    assert float(found[c_j, s_j]) == pytest.approx(float(rise), abs=CLOSE)
+    assert float(changes[c_j, s_j]) == pytest.approx(float(rise), abs=CLOSE)
     twice = rise - other[1:].sum() / (8 * n)
-    assert abs(float(found[c_j, s_j] - twice)) > 1e-4
+    assert abs(float(changes[c_j, s_j] - twice)) > 1e-4
     # eq. 136 with (|S| + 1) / 2 for |S|, eq. 137 as it is
     for token, factor in ((USUAL.subjects - 1, (USUAL.subjects + 1) / 2), (model.vocabulary.relation, 1.0)):
         fall = -factor * (weight * probabilities[:, token]).sum() / (4 * n)
-        assert float(found[token, s_j]) == pytest.approx(float(fall), abs=CLOSE)
+        assert float(changes[token, s_j]) == pytest.approx(float(fall), abs=CLOSE)
     # eq. 144 and 145
     for k in range(1, n):
         apart = (1 - own[k]) + other[k] - 2 * other[j] - 2 * (1 - own[j])
-        assert float(found[points.answer[k], s_j] - found[c_j, s_j]) == pytest.approx(float(apart / (8 * n)), abs=CLOSE)
+        assert float(changes[points.answer[k], s_j] - changes[c_j, s_j]) == pytest.approx(
+            float(apart / (8 * n)), abs=CLOSE
+        )
         assert apart < 0
     unasked = int(points.answer.max()) + 1
     apart = (-2 * (1 - own[j]) - 2 * other[j]) / (8 * n)
-    assert float(found[unasked, s_j] - found[c_j, s_j]) == pytest.approx(float(apart), abs=CLOSE)
+    assert float(changes[unasked, s_j] - changes[c_j, s_j]) == pytest.approx(float(apart), abs=CLOSE)
 
 
 def test_proposition_3_fails_where_one_point_does_not_look_at_its_subject() -> None:
@@ -481,7 +294,7 @@ def test_theorem_1_measures_what_the_naive_model_does() -> None:
         shares.append([share(model, *triple) for triple in triples])
         assert outcome.measured[f"mean M_C at t = {t}"] == pytest.approx(sum(shares[-1]) / len(triples), abs=CLOSE)
         model = replace(model, W_KQ=model.W_KQ + rate * dense_descent(model, data)[1])
-    odds = [[math.log(one / (1 - one)) for one in row] for row in shares]
+    odds = [[math.log(p / (1 - p)) for p in row] for row in shares]
     first = min(b - a for a, b in zip(odds[0], odds[1], strict=True))
     second = max(b - a for a, b in zip(odds[1], odds[2], strict=True))
     assert second < 0 < first
@@ -499,18 +312,18 @@ def test_theorem_1_has_no_fall_with_c_points_only() -> None:
 
 def test_theorem_1_has_no_fall_at_a_small_learning_rate() -> None:
     model, points = USUAL.build()
-    some = points.of(CRITICAL, OVERLAPPING, CONFLICT)
+    used = points.of(CRITICAL, OVERLAPPING, CONFLICT)
     small = 0.5 * second_phase_rate(*trained(model, points))
-    fails(theorem_1(model, some, small), "the learning rate")
+    fails(theorem_1(model, used, small), "the learning rate")
 
 
 def test_theorem_1_fails_for_a_context_of_training() -> None:
     # a C point's own direction goes on rising where the shared one falls
     model, points = USUAL.build()
-    some = points.of(CRITICAL, OVERLAPPING, CONFLICT)
-    context = torch.where(some.subject >= points.of(CONFLICT).subject[0], some.context[0], some.context)
-    answer = torch.where(some.subject >= points.of(CONFLICT).subject[0], some.context[0], some.answer)
-    fails(theorem_1(model, replace(some, context=context, answer=answer)), "the conflict's c is not in D")
+    used = points.of(CRITICAL, OVERLAPPING, CONFLICT)
+    context = torch.where(used.subject >= points.of(CONFLICT).subject[0], used.context[0], used.context)
+    answer = torch.where(used.subject >= points.of(CONFLICT).subject[0], used.context[0], used.answer)
+    fails(theorem_1(model, replace(used, context=context, answer=answer)), "the conflict's c is not in D")
 
 
 def test_theorem_1_fails_for_a_subject_of_training() -> None:
@@ -527,10 +340,3 @@ def test_theorem_1_needs_test_points() -> None:
     model, points = USUAL.build()
     with pytest.raises(DataError, match="conflicts and points to train on"):
         theorem_1(model, points.of(CRITICAL, OVERLAPPING))
-
-
-def test_statements_are_tried_on_one_run() -> None:
-    model, points = USUAL.build()
-    two = replace(model, W_V=model.W_V.expand(2, -1, -1), W_KQ=model.W_KQ.expand(2, -1, -1))
-    with pytest.raises(DataError, match="a model of one run, got 2"):
-        lemma_3(two, points)

@@ -1,4 +1,4 @@
-"""From a theorem's number one finds its function and its tests by name alone."""
+"""Each numbered statement is a function of that name with a docstring and a test of its name."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ import pytest
 import attnbalance.theory
 
 NUMBERED = re.compile(r"(theorem|lemma|proposition)_[0-9a-z_]+")
-MODULES = {"ghosal": "ghosal", "goyal": "goyal", "goyal_lemmas": "goyal", "xu_chen": "xu_chen"}
-"""The modules with numbered statements, and whose tests hold theirs."""
+MODULES = ("ghosal", "goyal", "goyal_lemmas", "xu_chen")
+"""The modules with numbered statements."""
 
 
 def statements(module: str) -> list[str]:
     """The names of the numbered statements that a module defines."""
-    found = importlib.import_module(f"attnbalance.theory.{module}")
-    return [
-        name for name in vars(found) if NUMBERED.fullmatch(name) and getattr(found, name).__module__ == found.__name__
-    ]
+    loaded = importlib.import_module(f"attnbalance.theory.{module}")
+    own = [name for name, value in vars(loaded).items() if getattr(value, "__module__", None) == loaded.__name__]
+    return [name for name in own if NUMBERED.fullmatch(name)]
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_statement_has_a_test_that_begins_with_its_name_and_tells_its_place(module: str) -> None:
-    tests = (Path(__file__).parent / f"test_{MODULES[module]}.py").read_text()
-    found = importlib.import_module(f"attnbalance.theory.{module}")
+def test_every_statement_has_a_test_that_begins_with_its_name_and_a_docstring(module: str) -> None:
+    tests = (Path(__file__).parent / f"test_{module}.py").read_text()
+    loaded = importlib.import_module(f"attnbalance.theory.{module}")
     assert statements(module)
     for name in statements(module):
         assert re.search(rf"def test_{name}_[a-z]", tests), f"{name} has no test of its name"
-        assert (getattr(found, name).__doc__ or "").strip(), f"{name} says nothing"
+        assert (getattr(loaded, name).__doc__ or "").strip(), f"{name} has no docstring"
 
 
-def test_all_numbered_statements_that_the_papers_rest_on_are_there() -> None:
+def test_all_numbered_statements_of_the_papers_are_defined() -> None:
     assert set(statements("ghosal")) == {
         f"theorem_{number}" for number in ("a1", "4_2", "a5", "4_5", "a11", "a6", "4_6", "a9", "a10")
     }

@@ -40,9 +40,9 @@ def asked() -> Examples:
     return Examples(subject, query, answer, torch.full(subject.shape, 1 / len(ids), dtype=torch.float64))
 
 
-def near(found: Tensor, expected: Tensor) -> None:
+def near(measured: Tensor, expected: Tensor) -> None:
     assert float(expected.abs().max()) > 0.1
-    torch.testing.assert_close(found.double(), expected, atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(measured.double(), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_attention_is_the_labs(lab: AttentionOnly, deep: HookedModel, asked: Examples) -> None:
@@ -52,21 +52,21 @@ def test_attention_is_the_labs(lab: AttentionOnly, deep: HookedModel, asked: Exa
 def test_relevance_is_definitions_4_3_and_4_4_and_the_push_the_gradient_of_the_scores(
     lab: AttentionOnly, deep: HookedModel, asked: Examples
 ) -> None:
-    found, expected, share = read_relevance(deep, word_prompts()), lab.relevance(asked), lab.attention(asked)[0]
-    near(found.subject.values[:, 0, 0], expected.subject[0])
-    near(found.others.values[:, 0, 0], expected.prompt[0])
+    relevance, expected, share = read_relevance(deep, word_prompts()), lab.relevance(asked), lab.attention(asked)[0]
+    near(relevance.subject.values[:, 0, 0], expected.subject[0])
+    near(relevance.others.values[:, 0, 0], expected.prompt[0])
     difference = (expected.subject - expected.prompt)[0]
-    near(found.push.values[:, 0, 0], share * (1 - share) * difference)
-    one = asked.take(torch.tensor([[3]]))
-    slope = lab.gradient(one).W_KQ[0, int(one.subject), int(one.query)]
-    near(found.push.values[3:4, 0, 0], slope[None])
+    near(relevance.push.values[:, 0, 0], share * (1 - share) * difference)
+    single = asked.take(torch.tensor([[3]]))
+    slope = lab.gradient(single).W_KQ[0, int(single.subject), int(single.query)]
+    near(relevance.push.values[3:4, 0, 0], slope[None])
 
 
 def test_salience_is_definition_4_1_set_against_the_other_answers(
     lab: AttentionOnly, deep: HookedModel, asked: Examples
 ) -> None:
     answer_tokens = make_answer_tokens(word_prompts(), word_tokenizer())
-    found = read_value_salience(bridge_of(deep), answer_tokens, at="embedding").values[:, 0, 0]
+    probed = read_value_salience(bridge_of(deep), answer_tokens, at="embedding").values[:, 0, 0]
     salience = lab.salience(asked)[0]
     expected = []
     for i, prompt in enumerate(answer_tokens.prompts):
@@ -75,7 +75,7 @@ def test_salience_is_definition_4_1_set_against_the_other_answers(
         same = asked.subject[:, i : i + 1].expand_as(others)
         rest = Examples(same, same, others, torch.ones(others.shape, dtype=torch.float64))
         expected.append(salience[i] - lab.salience(rest).mean())
-    near(found, torch.stack(expected))
+    near(probed, torch.stack(expected))
 
 
 def test_direct_attribution_adds_up_to_the_labs_logits(lab: AttentionOnly, deep: HookedModel, asked: Examples) -> None:

@@ -100,8 +100,8 @@ def test_lemma_1_fails_at_a_kink() -> None:
 
 @every
 @given(instance)
-def test_theorem_2_1_holds_of_trained_models(place: tuple[int, int]) -> None:
-    outcome = theorem_2_1(trained(place[0]).run(place[1]))
+def test_theorem_2_1_holds_of_trained_models(index: tuple[int, int]) -> None:
+    outcome = theorem_2_1(trained(index[0]).run(index[1]))
     assert outcome.applies
     assert outcome.holds
 
@@ -118,8 +118,8 @@ def test_theorem_2_1_fails_where_a_target_is_silent() -> None:
 
 @every
 @given(instance)
-def test_proposition_1_holds_of_trained_models(place: tuple[int, int]) -> None:
-    outcome = proposition_1(trained(place[0]).run(place[1]))
+def test_proposition_1_holds_of_trained_models(index: tuple[int, int]) -> None:
+    outcome = proposition_1(trained(index[0]).run(index[1]))
     assert outcome.applies
     assert outcome.holds
 
@@ -134,8 +134,8 @@ def test_proposition_1_fails_where_the_context_is_short() -> None:
 
 @every
 @given(instance)
-def test_proposition_2_holds_of_trained_models(place: tuple[int, int]) -> None:
-    outcome = proposition_2(trained(place[0]).run(place[1]))
+def test_proposition_2_holds_of_trained_models(index: tuple[int, int]) -> None:
+    outcome = proposition_2(trained(index[0]).run(index[1]))
     assert outcome.applies
     assert outcome.holds
 
@@ -209,9 +209,9 @@ def test_rank_one_finetuning_matches_full_finetuning() -> None:
 
 def test_rare_pairs_are_extracted_only_if_their_phrases_are_universal() -> None:
     setting = replace(TREND, frequent=0.5, universe=4)
-    found = {}
+    best = {}
     for kind in ("universal", "own"):
         acquired = acquire(replace(setting, rare_phrase=kind), SEEDS)
-        found[kind] = extract(acquired, setting, range(setting.steps + 1)).values["rare"].amax(0)
-    assert found["own"].max() < 0.1
-    assert found["universal"].mean() > 0.5
+        best[kind] = extract(acquired, setting, range(setting.steps + 1)).values["rare"].amax(0)
+    assert best["own"].max() < 0.1
+    assert best["universal"].mean() > 0.5
