@@ -122,7 +122,7 @@ def check_vocabulary(model: Module, input_ids: Tensor, name: str) -> None:
     if largest >= size:
         raise ModelError(
             f"token id {largest} is outside the {size} tokens of {name}: the tokenizer is another model's; "
-            "pass this model's own as `tokenizer`"
+            "save this model's own beside its weights, or pass it as `tokenizer`"
         )
 
 

@@ -74,7 +74,9 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     try:
         return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except LOAD_ERRORS as error:
-        raise ModelError(f"cannot load a tokenizer from {path}: {brief(error)}; pass one as `tokenizer`") from error
+        raise ModelError(
+            f"cannot load a tokenizer from {path}: {brief(error)}; save one there, or pass one as `tokenizer`"
+        ) from error
 
 
 def load_limits(

@@ -142,7 +142,10 @@ CITIES = FactSet(FACTS[:1] * 2 + FACTS[5:6] * 2)
 
 
 def test_ids_beyond_the_embedding_are_refused_by_salience_finetuning_and_rankings(beyond: Path, tmp_path: Path) -> None:
-    out, message = tmp_path / "out", r"is outside the 420 tokens of .*pass this model's own as `tokenizer`"
+    out, message = (
+        tmp_path / "out",
+        r"is outside the 420 tokens of .*save this model's own beside its weights, or pass it as `tokenizer`",
+    )
     with pytest.raises(ModelError, match=message):
         compare_salience([ModelSpec("a", str(beyond))], CITIES, MeasureSettings(), out)
     with pytest.raises(ModelError, match=message):
