@@ -35,7 +35,7 @@ def usable_prompts(
     skip_bad: drop facts that cannot be asked; otherwise the first reason raises `BadRowsError`.
     need_answer_tokens: each answer also needs another answer of its relation (see `make_answer_tokens`).
     """
-    limits = [load_limits(spec.model, settings.tokenizer, settings.trust_remote_code) for spec in specs]
+    limits = [load_limits(spec.model, settings.tokenizer, settings.trust_remote_code, spec.adapter) for spec in specs]
     check_scoring(settings.scoring)
 
     def make(kept: FactSet) -> tuple[Prompt, ...]:

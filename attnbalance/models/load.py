@@ -15,7 +15,7 @@ from attnbalance.errors import ModelError
 from attnbalance.models.config import load_config
 from attnbalance.models.forward import position_limit
 from attnbalance.models.hooked import HookedModel, hook
-from attnbalance.models.load_adapter import load_adapter, split_adapter
+from attnbalance.models.load_adapter import check_adapter, load_adapter, split_adapter
 from attnbalance.models.load_base import LOAD_ERRORS, brief, dtype_of, load_base
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ def load_model(
     spread = str(device) == "auto"
     if isinstance(model, str | Path):
         base, adapter = split_adapter(str(model), adapter)
+        if adapter is not None:
+            check_adapter(str(adapter))  # before the base is loaded, which may take minutes
         loaded: Module = load_base(base, dtype, trust_remote_code, "auto" if spread else None)
         tokenizer = tokenizer if tokenizer is not None else base
     else:
@@ -80,13 +82,16 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
 
 
 def load_limits(
-    model: str, tokenizer: str | None = None, trust_remote_code: bool = False
+    model: str, tokenizer: str | None = None, trust_remote_code: bool = False, adapter: str | None = None
 ) -> tuple[PreTrainedTokenizerBase, int | None]:
     """The tokenizer of a model that is not loaded, and its longest input in tokens (None for no limit).
 
-    `model` may be the folder of an adapter: then its base counts. Raises `ModelError` if either cannot be loaded.
+    `model` may be the folder of an adapter: then its base counts. Raises `ModelError` if either cannot be loaded, and
+    for an adapter that `check_adapter` refuses.
     """
-    base, _ = split_adapter(model, None)
+    base, on_top = split_adapter(model, adapter)
+    if on_top is not None:
+        check_adapter(str(on_top))
     try:
         config = load_config(base, trust_remote_code)
     except ModelError:

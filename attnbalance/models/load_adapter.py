@@ -43,12 +43,7 @@ def load_adapter(base: Module, adapter: str, base_path: str) -> Module:
     """
     from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
-    folder = Path(adapter)
-    if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
-        raise ModelError(f"adapter {adapter} holds no adapter_model.safetensors (pickled adapters are not read)")
-    if not folder.is_dir() and (_looks_local(adapter) or "/" not in adapter):
-        raise ModelError(f"no adapter folder at {adapter}")
-    made_for = _base_of(adapter)
+    made_for = check_adapter(adapter)
     _check_base(base, adapter, base_path, made_for)
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -70,15 +65,18 @@ def load_adapter(base: Module, adapter: str, base_path: str) -> Module:
     return model
 
 
-def _looks_local(path: str) -> bool:
-    """Whether a name cannot be a Hub id, which is NAME or OWNER/NAME."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1
+def check_adapter(adapter: str) -> str | None:
+    """The base that an adapter names, from its files, before any weights are loaded.
 
-
-def _base_of(adapter: str) -> str | None:
-    """The base that an adapter names; refuses an adapter that does not change weights before reading more of it."""
+    Raises `ModelError` for an adapter that is missing, damaged, pickled, or not a change of weights.
+    """
     from peft import PeftConfig
 
+    folder = Path(adapter)
+    if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
+        raise ModelError(f"adapter {adapter} holds no adapter_model.safetensors (pickled adapters are not read)")
+    if not folder.is_dir() and (_looks_local(adapter) or "/" not in adapter):
+        raise ModelError(f"no adapter folder at {adapter}")
     try:
         config = PeftConfig.from_pretrained(adapter)
     except LOAD_ERRORS as error:
@@ -92,6 +90,11 @@ def _base_of(adapter: str) -> str | None:
     if base is not None and not isinstance(base, str):
         raise ModelError(f"adapter {adapter} must name its base as text in adapter_config.json, got {base!r}")
     return base
+
+
+def _looks_local(path: str) -> bool:
+    """Whether a name cannot be a Hub id, which is NAME or OWNER/NAME."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 def _check_base(base: Module, adapter: str, base_path: str, made_for: str | None) -> None:

@@ -125,6 +125,13 @@ def test_a_refused_run_leaves_nothing_behind(specs: list[ModelSpec], tmp_path: P
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_a_missing_adapter_is_refused_before_another_model_is_measured(specs: list[ModelSpec], tmp_path: Path) -> None:
+    absent = ModelSpec("b", specs[1].model, str(tmp_path / "absent"))
+    with pytest.raises(ModelError, match="no adapter folder at"):
+        compare([specs[0], absent], FactSet(FACTS), SETTINGS, tmp_path / "out")
+    assert not list(tmp_path.glob("*out*"))
+
+
 def test_a_changed_config_is_not_taken_for_finished(specs: list[ModelSpec], tmp_path: Path) -> None:
     compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out")
     config = Path(specs[0].model) / "config.json"
