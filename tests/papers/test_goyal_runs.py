@@ -52,7 +52,7 @@ def test_arms_train_on_what_they_say() -> None:
 
 @pytest.mark.parametrize("arm", [PLAIN, ATTENTION_ONLY, RECALLED])
 def test_m_c_is_what_the_naive_model_has_after_a_step_of_its_gradient(arm: str) -> None:
-    settings = TINY | {"arm": arm}
+    settings: dict[str, Any] = {**TINY, "arm": arm}
     values = run_theorem_1(settings)
     assert values["steps"] == [0, 1]
     model, points = make_world(settings, -2.0)
@@ -72,7 +72,7 @@ def test_m_c_is_what_the_naive_model_has_after_a_step_of_its_gradient(arm: str) 
 
 
 def test_attention_and_pulls_are_what_the_naive_model_has_after_a_step_of_its_gradient() -> None:
-    settings = TINY | {"arm": PLAIN}
+    settings: dict[str, Any] = {**TINY, "arm": PLAIN}
     values = run_proposition_1(settings)
     model, points = make_world(settings, -math.inf)
     trained = training_points(points, PLAIN)
