@@ -4,8 +4,10 @@ from .comparison.comparison import Comparison as Comparison
 from .comparison.comparison import Measured as Measured
 from .comparison.specs import MeasureSettings as MeasureSettings
 from .comparison.specs import ModelSpec as ModelSpec
+from .data.batches import PromptBatch as PromptBatch
 from .data.facts import Fact as Fact
 from .data.facts import FactSet as FactSet
+from .data.prompt_sets import PromptSet as PromptSet
 from .data.prompts import Prompt as Prompt
 from .data.prompts import Template as Template
 from .data.prompts import make_prompts as make_prompts
@@ -13,7 +15,6 @@ from .data.sources.load_facts import load_facts as load_facts
 from .data.statements import World as World
 from .data.statements import statement_prompts as statement_prompts
 from .data.synthetic import synthetic_facts as synthetic_facts
-from .data.tokens import PromptBatch as PromptBatch
 from .errors import AttnBalanceError as AttnBalanceError
 from .explanation.explain import explain as explain
 from .finetuning.examples import as_examples as as_examples

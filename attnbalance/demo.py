@@ -91,4 +91,4 @@ def _compare(
     statements = statement_prompts(split.heldout)
     (stated,) = measure_all(specs[:1], statements, HOW, work / "statements", progress=progress)
     caveat = CAVEAT.format(stored=percent_interval(stated.recall.accuracy())) if stated.recall else ""
-    return Comparison(measured, prompts, HOW.reduce, ("FT-Top", "FT-Bottom"), dropped, seed, caveat)
+    return Comparison(measured, tuple(prompts), HOW.reduce, ("FT-Top", "FT-Bottom"), dropped, seed, caveat)

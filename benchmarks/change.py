@@ -21,7 +21,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from attnbalance.data.bpe_tokenizer import train_tokenizer
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import make_prompts
-from attnbalance.data.tokens import batches, pad
 from attnbalance.files.outputs import provenance
 from attnbalance.models.hooked import HookedModel, hook
 from attnbalance.readings.answer_tokens import AnswerTokens, make_answer_tokens
@@ -62,8 +61,7 @@ def two_models(texts: list[str]) -> tuple[HookedModel, HookedModel]:
 def forward_passes(model: HookedModel, answer_tokens: AnswerTokens, batch_size: int) -> None:
     """As many plain forward passes as `read_change` makes."""
     for _ in range(PASSES):
-        for places in batches(answer_tokens.encodings, batch_size):
-            batch = pad([answer_tokens.encodings[i] for i in places], model.pad_id)
+        for _, batch in model.batches(answer_tokens.encodings, batch_size):
             mask = batch.attention_mask.long()
             model.model(input_ids=batch.input_ids, attention_mask=mask, use_cache=False, logits_to_keep=1)
 

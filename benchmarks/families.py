@@ -40,7 +40,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.tokens import Encoding, batches, encode, pad
+from attnbalance.data.tokens import Encoding, encode
 from attnbalance.errors import AttnBalanceError
 from attnbalance.models.forward import attention_maps, forward_rows
 from attnbalance.models.hooked import HookedModel
@@ -254,8 +254,7 @@ def reference(model: PreTrainedModel, encodings: list[Encoding]) -> Read:
 def read(model: HookedModel, encodings: list[Encoding], batch_size: int, side: str) -> Read:
     """What the package reads, in batches as it makes them."""
     found: Read = {}
-    for places in batches(encodings, batch_size, model.alike_from):
-        batch = pad([encodings[i] for i in places], model.pad_id, side)
+    for places, batch in model.batches(encodings, batch_size, padding_side=side):
         rows, logits = forward_rows(model.model, batch, model.kernel)
         for row, i in enumerate(places):
             at = logits[row, -1] if logits.shape[1] == 1 else logits[row, int(batch.query_index[row])]

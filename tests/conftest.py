@@ -14,6 +14,7 @@ import torch
 from jaxtyping import install_import_hook
 
 TYPED = (
+    "attnbalance.data.batches",
     "attnbalance.data.tokens",
     "attnbalance.models.bridge",
     "attnbalance.models.bridge_weights",

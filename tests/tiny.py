@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from attnbalance import Fact, Prompt
 from attnbalance.data.prompts import make_prompts
 
 if TYPE_CHECKING:
+    import pytest
     from peft import PeftModel
 
 VOCABULARY = 420
@@ -178,6 +180,18 @@ class ZeroWidth(PreTrainedTokenizerFast):
                 if end - start > 1 and (end == len(text) or not text[end].isalpha()):
                     offsets[i] = (start + text[start].isspace(),) * 2
         return found
+
+
+def count_texts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each text is tokenized from now on."""
+    counts, tokenize = Counter[str](), PreTrainedTokenizerBase.__call__
+
+    def counting(self: PreTrainedTokenizerBase, text: str | Sequence[str], *args: object, **options: object) -> object:
+        counts.update([text] if isinstance(text, str) else text)
+        return tokenize(self, text, *args, **options)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", counting)
+    return counts
 
 
 def tiny_tokenizer(kind: str = "plain") -> PreTrainedTokenizerBase:

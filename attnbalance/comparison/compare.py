@@ -57,7 +57,7 @@ def compare(
             measured = measure_all(specs, prompts, settings, work, progress=progress)
             pair = (specs[0].label, specs[1].label) if len(specs) > 1 else None
             dropped = {**facts.dropped, **dropped}
-            comparison = Comparison(measured, prompts, settings.reduce, pair, dropped, settings.seed)
+            comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
             with results.writing(work, answer=headline(comparison), dropped=dropped) as folder:
                 write_results(comparison, folder, title="Attention to the subject", command=command)
     return results.close()

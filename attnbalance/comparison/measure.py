@@ -14,6 +14,7 @@ from attnbalance.comparison.comparison import ExampleRow, Measured
 from attnbalance.comparison.saved import load_measured, save_measured
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, check_labels, fingerprints, load_spec
 from attnbalance.data.facts import FactSet
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
@@ -97,14 +98,13 @@ def measure_all(
     """
     check_labels(specs)
     examples = random.Random(settings.seed).sample(range(len(prompts)), min(EXAMPLES, len(prompts)))  # noqa: S311
-    shown = [prompts[i] for i in sorted(examples)]
     given, origin = _shortcuts(specs, prompts, shortcuts)
     results = []
     for index, spec in enumerate(specs):
         key, folder = _key(spec, prompts, settings, given), work / f"measured-{index}"
         measured = load_measured(folder, key)
         if measured is None:
-            measured = _measure(spec, prompts, shown, settings, given, origin, progress)
+            measured = _measure(spec, prompts, sorted(examples), settings, given, origin, progress)
             save_measured(measured, folder, key)
         results.append(measured)
     return tuple(results)
@@ -127,7 +127,7 @@ def _shortcuts(
 def _measure(
     spec: ModelSpec,
     prompts: Sequence[Prompt],
-    shown: Sequence[Prompt],
+    shown: Sequence[int],
     settings: MeasureSettings,
     shortcuts: Mapping[str, Sequence[str]],
     origin: str,
@@ -137,13 +137,14 @@ def _measure(
 
     spec: the model.
     prompts: all prompts.
-    shown: those whose attention rows are kept.
+    shown: the indices of those whose attention rows are kept.
     settings: how it is asked and read.
     shortcuts: each relation's shortcut answers.
     origin: which facts the shortcuts are from.
     progress: show progress bars.
     """
     model = load_spec(spec, settings)
+    prompts = PromptSet.of(prompts, model.tokenizer)
     readings = tuple(entry.read(model, prompts, settings, progress) for entry in READINGS.values())
     answers = None
     if settings.recall:
@@ -158,7 +159,7 @@ def _measure(
         "shortcuts_from": origin if settings.recall else None,
         "made_by": dict(spec.run) or None,
     }
-    measured = Measured(spec.label, readings, answers, _examples(model, shown), source)
+    measured = Measured(spec.label, readings, answers, _examples(model, prompts.at(shown)), source)
     del model
     gc.collect()
     return measured

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
+from attnbalance.data.batches import check_lengths
 from attnbalance.data.facts import FactSet
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, make_prompts
-from attnbalance.data.tokens import as_chat, check_lengths, encode
+from attnbalance.data.tokens import as_chat
 from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.load import load_limits
 from attnbalance.readings.answer_tokens import make_answer_tokens
 from attnbalance.readings.recall import answer_budgets
 from attnbalance.readings.scoring import check_scoring
+
+Prompts = TypeVar("Prompts", bound=Sequence[Prompt])
 
 
 def usable_prompts(
@@ -23,11 +28,11 @@ def usable_prompts(
     settings: MeasureSettings,
     skip_bad: bool,
     need_answer_tokens: bool = False,
-) -> tuple[tuple[Prompt, ...], dict[str, int]]:
+) -> tuple[PromptSet, dict[str, int]]:
     """The prompts that every model can be asked, and the number of facts dropped, by reason.
 
     Each prompt is checked with every model's tokenizer and number of positions, so that all models get the same
-    prompts. Raises `DataError` if no fact is left.
+    prompts. Models with the same tokenizer share the prompts' tokens. Raises `DataError` if no fact is left.
 
     facts: what to ask about.
     specs: the models; only their tokenizers and configurations are read.
@@ -38,7 +43,7 @@ def usable_prompts(
     limits = [load_limits(spec.model, settings.tokenizer, settings.trust_remote_code, spec.adapter) for spec in specs]
     check_scoring(settings.scoring)
 
-    def make(kept: FactSet) -> tuple[Prompt, ...]:
+    def make(kept: FactSet) -> PromptSet:
         prompts = make_prompts(kept, settings.template)
         if settings.chat:
             rendered = [as_chat(prompts, tokenizer) for tokenizer, _ in limits]
@@ -46,19 +51,18 @@ def usable_prompts(
             if any(other != texts[0] for other in texts[1:]):
                 raise ModelError("models with different chat templates cannot share prompts; measure each alone")
             prompts = rendered[0]
+        encoded = PromptSet.of(prompts, limits[0][0])
         for tokenizer, positions in limits:
-            budgets = answer_budgets(prompts, tokenizer) if settings.recall else None
-            check_lengths(encode(prompts, tokenizer), positions, extra=budgets)
+            encoded = PromptSet.of(encoded, tokenizer)
+            check_lengths(encoded.encodings, positions, extra=answer_budgets(encoded) if settings.recall else None)
             if need_answer_tokens:
-                make_answer_tokens(prompts, tokenizer)
-        return prompts
+                make_answer_tokens(encoded, tokenizer)
+        return encoded
 
     return without_bad(facts, make, skip_bad)
 
 
-def without_bad(
-    facts: FactSet, make: Callable[[FactSet], tuple[Prompt, ...]], skip_bad: bool
-) -> tuple[tuple[Prompt, ...], dict[str, int]]:
+def without_bad(facts: FactSet, make: Callable[[FactSet], Prompts], skip_bad: bool) -> tuple[Prompts, dict[str, int]]:
     """The prompts that `make` gives for the facts, and the number of facts that it refused, by reason.
 
     Without `skip_bad` the first refusal is raised as `BadRowsError`; raises `DataError` if no fact is left.

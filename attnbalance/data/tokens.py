@@ -1,22 +1,16 @@
-"""Tokens: prompts as ids with a mask, a query index and the tokens of each span, from any fast tokenizer."""
+"""Tokens: prompts as ids with the tokens of each span, and the tokens of their answers, from any fast tokenizer."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from numbers import Integral
-from typing import Protocol, runtime_checkable
 
-import torch
-from jaxtyping import Bool, Int, Shaped
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from attnbalance.data.chat_templates import render_turns
 from attnbalance.data.prompts import CharSpan, Prompt
-from attnbalance.errors import BadRowsError, DataError, ModelError
+from attnbalance.errors import BadRowsError, ModelError
 
 
 @dataclass(frozen=True)
@@ -39,27 +33,9 @@ class Encoding:
     tokens: tuple[str, ...]
     spans: Mapping[str, tuple[int, ...]]
 
-
-@dataclass(frozen=True)
-class PromptBatch:
-    """Prompts padded to one length.
-
-    input_ids: token ids.
-    attention_mask: nonzero on real tokens, in any dtype.
-    position_ids: numbers of the real tokens, from 0.
-    query_index: position of each prompt's last token, the query whose attention row is read.
-    spans: for each role, which positions hold its tokens.
-    tokens: the characters of each prompt's tokens, without padding.
-    prompts: the prompts.
-    """
-
-    input_ids: Int[Tensor, "prompt position"]
-    attention_mask: Shaped[Tensor, "prompt position"]
-    position_ids: Int[Tensor, "prompt position"]
-    query_index: Int[Tensor, " prompt"]
-    spans: Mapping[str, Bool[Tensor, "prompt position"]]
-    tokens: tuple[tuple[str, ...], ...]
-    prompts: tuple[Prompt, ...]
+    def last_of(self, role: str) -> int:
+        """The position of the last token of a span."""
+        return max(self.spans[role])
 
 
 def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Encoding]:
@@ -124,82 +100,13 @@ def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizer
     return answers
 
 
-def pad(encodings: Sequence[Encoding], pad_id: int = 0, padding_side: str = "left") -> PromptBatch:
-    """Put encodings into one batch; padding is masked, so `pad_id` may be any token.
-
-    `padding_side` is "left" or "right". Raises `DataError` for another side and for no encodings.
-    """
-    if padding_side not in ("left", "right") or not encodings:
-        raise DataError(
-            "padding_side must be left or right, and there must be at least one prompt; "
-            f"got {padding_side!r} and {len(encodings)}"
-        )
-    lengths = torch.tensor([len(encoding.ids) for encoding in encodings])
-    width = int(lengths.max())
-    starts = width - lengths if padding_side == "left" else torch.zeros_like(lengths)
-    position = torch.arange(width)[None] - starts[:, None]
-    mask = (position >= 0) & (position < lengths[:, None])
-    ids = torch.full((len(encodings), width), pad_id)
-    ids[mask] = torch.tensor([i for encoding in encodings for i in encoding.ids])
-    roles = dict.fromkeys(role for encoding in encodings for role in encoding.spans)
-    spans = {role: torch.zeros_like(mask) for role in roles}
-    for row, encoding in enumerate(encodings):
-        for role, indices in encoding.spans.items():
-            spans[role][row, torch.tensor(indices) + starts[row]] = True
-    return PromptBatch(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=position.clamp(min=0) * mask,
-        query_index=starts + lengths - 1,
-        spans=spans,
-        tokens=tuple(encoding.tokens for encoding in encodings),
-        prompts=tuple(encoding.prompt for encoding in encodings),
-    )
-
-
-@runtime_checkable
-class HasIds(Protocol):
-    """Anything with token ids: an encoding, or a training example."""
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Token ids without padding."""
-        ...
-
-
-def batches(encodings: Sequence[HasIds], batch_size: int, alike_from: int | None = None) -> Iterator[list[int]]:
-    """Indices of at most `batch_size` encodings of similar length, the longest (which may not fit) first.
-
-    Prompts of at least `alike_from` tokens share a batch only with prompts of exactly their length, so that nothing is
-    padded (see `HookedModel.alike_from`). Raises `DataError` for a batch size below 1.
-    """
-    if not isinstance(batch_size, Integral) or batch_size < 1:
-        raise DataError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
-    lengths = [len(encoding.ids) for encoding in encodings]
-    order = sorted(range(len(encodings)), key=lambda i: -lengths[i])
-    for _, group in groupby(order, key=lambda i: lengths[i] if alike_from and lengths[i] >= alike_from else 0):
-        indices = list(group)
-        for start in range(0, len(indices), batch_size):
-            yield indices[start : start + batch_size]
-
-
-def check_lengths(encodings: Sequence[Encoding], max_positions: int | None, extra: Sequence[int] | None = None) -> None:
-    """Raise `BadRowsError` for prompts that, with `extra` tokens to generate, are longer than the model's positions."""
-    if max_positions is None:
-        return
-    to_generate = extra or [0] * len(encodings)
-    bad = [
-        (i, f"{len(encoding.ids)} tokens{f' and {more} to generate' if more else ''}: {encoding.prompt.text[:60]!r}...")
-        for i, (encoding, more) in enumerate(zip(encodings, to_generate, strict=True))
-        if len(encoding.ids) + more > max_positions
-    ]
-    if bad:
-        raise BadRowsError(
-            f"prompts are longer than the model's {max_positions} positions",
-            bad,
-            len(encodings),
-            "shorten these rows, or drop and count them (`skip_bad=True`)",
-        )
+def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The number of tokens of each prompt's longest accepted answer."""
+    answers = list(dict.fromkeys(answer for prompt in prompts for answer in prompt.fact.answers))
+    texts = [f" {answer}" for answer in answers]
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    sizes = {answer: len(ids) for answer, ids in zip(answers, encoded, strict=True)}  # pyright: ignore[reportArgumentType]
+    return [max(sizes[answer] for answer in prompt.fact.answers) for prompt in prompts]
 
 
 def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tuple[Prompt, ...]:

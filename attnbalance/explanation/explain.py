@@ -12,6 +12,7 @@ from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import ModelError
 from attnbalance.explanation.conclude import conclude
@@ -101,7 +102,8 @@ def _explain(
     answers = {}
     for i, (label, model, other) in enumerate(zip(labels, models, models[::-1], strict=True)):
         with_bar = f"checks of {label}" if progress else None
-        answers[label] = _ask(model, other, prompts, settings, work / f"checks-{i}", with_bar)
+        asked = PromptSet.of(prompts, model.tokenizer)
+        answers[label] = _ask(model, other, asked, settings, work / f"checks-{i}", with_bar)
     return conclude(comparison, change, ranks, answers, answer_tokens.ambiguous), change
 
 

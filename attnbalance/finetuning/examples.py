@@ -13,9 +13,11 @@ from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
+from attnbalance.data.batches import batches
 from attnbalance.data.facts import Fact
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
-from attnbalance.data.tokens import Encoding, batches, encode, encode_answers
+from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.models.forward import check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
@@ -76,7 +78,7 @@ def make_examples(
 ) -> list[Example]:
     """One example for each fact, in order: prompt + " " + first answer + end-of-sequence token, if there is one.
 
-    The prompt's tokens are exactly those that `encode` gives for it, so that training and asking agree. Raises
+    The prompt's tokens are exactly those of its `Encoding`, so that training and asking agree. Raises
     `DataError` for no facts and for a template that cannot ask them, and `BadRowsError` if the tokenizer merges the end
     of a prompt with the answer.
 
@@ -93,11 +95,11 @@ def make_examples(
 
 def examples_of(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, *, end: bool = True) -> list[Example]:
     """`make_examples` for existing prompts, e.g. rendered as chats."""
-    encodings = encode(prompts, tokenizer)
+    prompts = PromptSet.of(prompts, tokenizer)
     last = [tokenizer.eos_token_id] if end and isinstance(tokenizer.eos_token_id, int) else []
     return [
         _joined(encoding, (*answer, *last))
-        for encoding, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True)
+        for encoding, answer in zip(prompts.encodings, prompts.answers.ids, strict=True)
     ]
 
 
@@ -136,7 +138,7 @@ def as_examples(
         first = max(text.find(fact.subject), 0)
         spans = {"subject": (first, first + len(fact.subject))}
         prompts.append(Prompt(text, spans, f"{fact.relation}/{fact.subject}/{i}", fact, special))
-    encodings = [] if bad else encode(prompts, tokenizer)
+    encodings = () if bad else PromptSet.of(prompts, tokenizer).encodings
     bad += [
         (i, f"{encoding.prompt.text!r} tokenizes to other ids than the row's")
         for i, encoding in enumerate(encodings)
@@ -213,7 +215,7 @@ def answer_logits(
 ) -> Iterator[list[tuple[int, Float[Tensor, "token vocab"]]]]:
     """The model's predictions of the labelled tokens of each example, with its index, a batch of examples at a time.
 
-    Batches are those of `tokens.batches`, in another order than the examples. The model is in evaluation mode. Raises
+    Batches are those of `batches.batches`, in another order than the examples. The model is in evaluation mode. Raises
     `BadRowsError` for examples longer than the model's positions, and `DataError` for a batch size below 1.
     """
     limit = model.max_positions or math.inf

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
-from attnbalance.data.tokens import Encoding, PromptBatch, pad
+from attnbalance.data.batches import PromptBatch, pad
+from attnbalance.data.tokens import Encoding
 from attnbalance.errors import ModelError
 from attnbalance.models.forward import attention_maps, base_of, forward_rows, layer_list
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Module, ModuleList
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from attnbalance.data.tokens import PromptBatch
+from attnbalance.data.batches import PromptBatch
 from attnbalance.errors import ModelError
 
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager, nullcontext
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from attnbalance.data.batches import PromptBatch
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.tokens import batches, check_lengths, encode, pad
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
@@ -70,48 +71,48 @@ def generate(
         edit: what to do with the attention row of each prompt's last token; by default nothing.
         progress: whether to show a progress bar.
     """
-    from tqdm import tqdm
+    budgets = _budgets(max_new_tokens, len(prompts))
+    encodings = PromptSet.of(prompts, model.tokenizer).encodings
+    bar = "answers" if progress else None
+    answers = [""] * len(encodings)
+    with evaluating(model.model):
+        for indices, batch in model.batches(encodings, batch_size, budgets=budgets, bar=bar):
+            longest = max(budgets[i] for i in indices)
+            for i, ids in zip(indices, _continuations(model, batch, longest, edit), strict=True):
+                answers[i] = _text(model, ids[: budgets[i]])  # others of the batch may have more
+    return answers
 
-    budgets = [max_new_tokens] * len(prompts) if isinstance(max_new_tokens, int) else list(max_new_tokens)
-    if not prompts or len(budgets) != len(prompts) or min(budgets) < 1:
+
+def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
+    """The longest answer to each prompt in tokens; raises `DataError` for no prompts, and for no token for one."""
+    budgets = [max_new_tokens] * prompts if isinstance(max_new_tokens, int) else list(max_new_tokens)
+    if not prompts or len(budgets) != prompts or min(budgets) < 1:
         raise DataError(
-            f"expected at least one prompt and one token to generate for each, got {len(prompts)} prompts and tokens "
+            f"expected at least one prompt and one token to generate for each, got {prompts} prompts and tokens "
             f"from {min(budgets, default=0)} for {len(budgets)} prompts"
         )
-    encodings = encode(prompts, model.tokenizer)
-    check_lengths(encodings, model.max_positions, extra=budgets)
+    return budgets
+
+
+def _continuations(model: HookedModel, batch: PromptBatch, longest: int, edit: Edit | None) -> list[list[int]]:
+    """At most `longest` tokens that the model puts after each prompt of a batch, with what follows an answer's end."""
+    check_vocabulary(model.model, batch.input_ids, model.name)
     base = base_of(model.model)
+    settings = GenerationConfig(
+        max_new_tokens=longest, do_sample=False, pad_token_id=model.pad_id, eos_token_id=_stops(model) or None
+    )
+    with _only(base, settings), nullcontext() if edit is None else edited(model, edit(batch)):
+        output = base.generate(  # pyright: ignore[reportCallIssue]
+            input_ids=batch.input_ids.to(model.device),
+            attention_mask=(batch.attention_mask != 0).long().to(model.device),
+            generation_config=settings,
+            logits_processor=LogitsProcessorList([_RefuseNaN(model.name)]),
+        )
+    return output[:, batch.input_ids.shape[1] :].tolist()
+
+
+def _text(model: HookedModel, ids: list[int]) -> str:
+    """An answer's text, up to its end."""
     stops = _stops(model)
-    answers = [""] * len(encodings)
-    bar = tqdm(total=len(prompts), desc="answers", unit="prompt", disable=not progress, leave=False)
-    alike_from = model.alike_from and max(1, model.alike_from - max(budgets))  # the answer is part of the length
-
-    def fitting(group: list[int]) -> list[list[int]]:
-        """The group, or its prompts one by one if one's longest answer would need more positions beside the others."""
-        longest = max(len(encodings[i].ids) for i in group) + max(budgets[i] for i in group)
-        return [group] if longest <= (model.max_positions or longest) else [[i] for i in group]
-
-    with evaluating(model.model), bar:
-        groups = (part for group in batches(encodings, batch_size, alike_from) for part in fitting(group))
-        for group in groups:
-            batch = pad([encodings[i] for i in group], model.pad_id)
-            check_vocabulary(model.model, batch.input_ids, model.name)
-            settings = GenerationConfig(
-                max_new_tokens=max(budgets[i] for i in group),
-                do_sample=False,
-                pad_token_id=model.pad_id,
-                eos_token_id=stops or None,
-            )
-            with _only(base, settings), nullcontext() if edit is None else edited(model, edit(batch)):
-                output = base.generate(  # pyright: ignore[reportCallIssue]
-                    input_ids=batch.input_ids.to(model.device),
-                    attention_mask=(batch.attention_mask != 0).long().to(model.device),
-                    generation_config=settings,
-                    logits_processor=LogitsProcessorList([_RefuseNaN(model.name)]),
-                )
-            for i, row in zip(group, output[:, batch.input_ids.shape[1] :].tolist(), strict=True):
-                ids = row[: budgets[i]]  # others of the batch may have more
-                end = next((index for index, token in enumerate(ids) if token in stops), len(ids))
-                answers[i] = str(model.tokenizer.decode(ids[:end], skip_special_tokens=True))
-            bar.update(len(group))
-    return answers
+    end = next((index for index, token in enumerate(ids) if token in stops), len(ids))
+    return str(model.tokenizer.decode(ids[:end], skip_special_tokens=True))

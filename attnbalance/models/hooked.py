@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedTokenizerBase
 
-from attnbalance.data.tokens import PromptBatch
-from attnbalance.errors import ModelError
+from attnbalance.data.batches import PromptBatch, batches, check_lengths, pad
+from attnbalance.data.tokens import Encoding
+from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import (
     base_of,
     check_vocabulary,
@@ -69,6 +71,43 @@ class HookedModel:
                 f"be neither read nor edited; call set_attn_implementation({IMPLEMENTATION!r}), or load it again"
             )
 
+    def batches(
+        self,
+        encodings: Sequence[Encoding],
+        batch_size: int,
+        *,
+        budgets: Sequence[int] = (),
+        bar: str | None = None,
+        padding_side: str = "left",
+    ) -> Iterator[tuple[list[int], PromptBatch]]:
+        """The prompts in padded batches that the model can read, each with its prompts' indices, longest first.
+
+        A prompt's length includes the tokens that will be generated after it. Raises `DataError` for no prompts and for
+        a batch size below 1, `BadRowsError` for prompts longer than the model's positions.
+
+        encodings: the prompts' tokens under the model's own tokenizer.
+        batch_size: the largest number of prompts in a batch.
+        budgets: the number of tokens that will be generated after each prompt; by default none.
+        bar: the title of a progress bar; None: no bar.
+        padding_side: "left" or "right".
+        """
+        from tqdm import tqdm
+
+        if not encodings:
+            raise DataError("expected at least one prompt, got none")
+        check_lengths(encodings, self.max_positions, extra=budgets)
+        alike_from = self.alike_from and max(1, self.alike_from - max(budgets, default=0))
+        with tqdm(total=len(encodings), desc=bar, unit="prompt", disable=bar is None, leave=False) as progress:
+            for group in batches(encodings, batch_size, alike_from):
+                for indices in self._fitting(group, encodings, budgets):
+                    yield indices, pad([encodings[i] for i in indices], self.pad_id, padding_side)
+                    progress.update(len(indices))
+
+    def _fitting(self, group: list[int], encodings: Sequence[Encoding], budgets: Sequence[int]) -> list[list[int]]:
+        """The group, or its prompts one by one if one's longest answer would need more positions beside the others."""
+        longest = max(len(encodings[i].ids) for i in group) + max((budgets[i] for i in group if budgets), default=0)
+        return [group] if longest <= (self.max_positions or longest) else [[i] for i in group]
+
     def rows(self, batch: PromptBatch) -> Float[Tensor, "prompt layer head position"]:
         """The attention row of each prompt's query in every layer and head, in float32, on the batch's positions.
 
@@ -82,7 +121,7 @@ class HookedModel:
         if self.alike_from is not None and width >= self.alike_from and not bool((batch.attention_mask != 0).all()):
             raise ModelError(
                 f"{self.name} can be read from {self.alike_from} tokens on only in batches of prompts of one length, "
-                f"got a padded batch of {width} tokens (tokens.batches groups prompts by length)"
+                f"got a padded batch of {width} tokens (`HookedModel.batches` makes them)"
             )
         with evaluating(self.model):
             rows, logits = forward_rows(self.model, batch, self.kernel)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnbalance.arguments import expects
-from attnbalance.data.tokens import PromptBatch
+from attnbalance.data.batches import PromptBatch
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, editing
 from attnbalance.models.hooked import HookedModel

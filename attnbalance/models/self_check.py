@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
+from attnbalance.data.batches import pad
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.tokens import Encoding, pad
+from attnbalance.data.tokens import Encoding
 from attnbalance.errors import ModelError
 from attnbalance.models.eager_reference import TOLERANCE, Reference, check_rows, eager_reference
 from attnbalance.models.forward import (

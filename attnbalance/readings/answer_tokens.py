@@ -21,8 +21,9 @@ from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import Fact
+from attnbalance.data.prompt_sets import PromptSet, is_same
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.tokens import Encoding, encode, encode_answers
+from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.models.forward import check_vocabulary
 
@@ -116,8 +117,8 @@ def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizer
     at the first token at which any two of them differ. One token is compared for each fact, not the whole answer.
     Raises `BadRowsError` for relations with one answer and for prompts that merge with their answer.
     """
-    encodings = encode(prompts, tokenizer)
-    answers = encode_answers(encodings, tokenizer)
+    prompts = PromptSet.of(prompts, tokenizer)
+    encodings, answers = list(prompts.encodings), prompts.answers.ids
     end = tokenizer.eos_token_id
     candidates, answer, ambiguous = dict[str, tuple[int, ...]](), [0] * len(prompts), 0
     others: list[tuple[int, ...]] = [()] * len(prompts)
@@ -177,8 +178,8 @@ def distinguishing_tokens(
     of sequence, or the answer's last token if the tokenizer has none. Raises `BadRowsError` for prompts that merge with
     their answer.
     """
-    encodings = encode(prompts, tokenizer)
-    answers = encode_answers(encodings, tokenizer)
+    prompts = PromptSet.of(prompts, tokenizer)
+    encodings, answers = list(prompts.encodings), prompts.answers.ids
     shared = {
         relation: _shared_length([answers[i] for i in indices]) or 0
         for relation, indices in _by_relation(prompts).items()
@@ -203,6 +204,8 @@ def check_tokens(answer_tokens: AnswerTokens, model: Module, name: str) -> None:
 
 def check_tokenizers(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
     """Raise `DataError` for two models whose tokenizers give different ids for these texts."""
+    if is_same(first, second):
+        return
     ids = [tokenizer(list(texts), verbose=False).input_ids for tokenizer in (first, second)]
     if first.get_vocab() != second.get_vocab() or ids[0] != ids[1]:
         raise DataError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnbalance.arguments import expects
+from attnbalance.data.batches import PromptBatch, in_order, pad
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.tokens import PromptBatch, batches, check_lengths, encode, pad
 from attnbalance.errors import DataError
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.reading import Reading, concatenate
@@ -57,16 +58,10 @@ class AttentionRows:
         if reduce == "max-of-mean":
             inside = inside.mean(dim=2, keepdim=True)
         values = inside.sum(dim=-1) if reduce == "sum" else inside.amax(dim=-1)
-        return Reading(
-            f"{role} attention ({reduce})",
-            "probability",
-            values,
-            self.layers,
-            tuple(prompt.prompt_id for prompt in self.prompts),
-            tuple(prompt.fact.subject for prompt in self.prompts),
-        )
+        return Reading.of(self.prompts, f"{role} attention ({reduce})", "probability", values, self.layers)
 
 
+@torch.no_grad()
 @expects(model=HookedModel, prompts=[Prompt])
 def read_attention(
     model: HookedModel, prompts: Sequence[Prompt], *, batch_size: int = 32, progress: bool = False
@@ -77,57 +72,32 @@ def read_attention(
     one batch at a time. Raises `BadRowsError` for prompts that cannot be tokenized or are longer than the model's
     positions, `DataError` for no prompts.
     """
-    indexed = list(_indexed_batches(model, prompts, batch_size, progress))
-    parts = [part for _, part in indexed]
-    order = torch.tensor([i for indices, _ in indexed for i in indices]).argsort()
-    width = max(part.values.shape[-1] for part in parts)
-
-    def join(pieces: list[Tensor]) -> Tensor:
-        return torch.cat([torch.nn.functional.pad(piece, (0, width - piece.shape[-1])) for piece in pieces])[order]
-
-    tokens = [tokens for part in parts for tokens in part.tokens]
-    roles = dict.fromkeys(role for part in parts for role in part.spans)
-    absent = [torch.zeros(len(part.prompts), 1, dtype=torch.bool) for part in parts]
+    encodings = PromptSet.of(prompts, model.tokenizer).encodings
+    pieces, order = [], []
+    for indices, batch in model.batches(encodings, batch_size, bar="attention" if progress else None):
+        pieces.append(batch.unpadded(model.rows(batch)))
+        order.append(indices)
     return AttentionRows(
-        join([part.values for part in parts]),
-        {role: join([p.spans.get(role, none) for p, none in zip(parts, absent, strict=True)]) for role in roles},
-        tuple(tokens[j] for j in order.tolist()),
+        in_order(pieces, order),
+        pad(encodings, padding_side="right").spans,
+        tuple(encoding.tokens for encoding in encodings),
         model.layers,
         tuple(prompts),
     )
 
 
+@torch.no_grad()
 def read_subject_attention(
     model: HookedModel, prompts: Sequence[Prompt], *, reduce: str = "max", batch_size: int = 32, progress: bool = False
 ) -> Reading:
     """`read_attention(model, prompts).to("subject", reduce)`, holding the rows of one batch at a time."""
-    indexed = _indexed_batches(model, prompts, batch_size, progress)
-    joined = concatenate([rows.to("subject", reduce) for _, rows in indexed])
-    return joined.at([prompt.prompt_id for prompt in prompts])
-
-
-def _indexed_batches(
-    model: HookedModel, prompts: Sequence[Prompt], batch_size: int, progress: bool
-) -> Iterator[tuple[list[int], AttentionRows]]:
-    """The indices of a batch of prompts and their rows, batch by batch, longest prompts first."""
-    from tqdm import tqdm
-
-    if not prompts:
-        raise DataError("expected at least one prompt, got none")
-    encodings = encode(prompts, model.tokenizer)
-    check_lengths(encodings, model.max_positions)
-    with tqdm(total=len(encodings), desc="attention", unit="prompt", disable=not progress, leave=False) as bar:
-        for indices in batches(encodings, batch_size, model.alike_from):
-            with torch.no_grad():
-                yield indices, rows_of(model, pad([encodings[i] for i in indices], model.pad_id))
-            bar.update(len(indices))
+    prompts = PromptSet.of(prompts, model.tokenizer)
+    batches = model.batches(prompts.encodings, batch_size, bar="attention" if progress else None)
+    joined = concatenate([rows_of(model, batch).to("subject", reduce) for _, batch in batches])
+    return joined.at(prompts.prompt_ids)
 
 
 def rows_of(model: HookedModel, batch: PromptBatch) -> AttentionRows:
     """The rows of one batch, shifted so that every prompt's first token is at position 0."""
-    rows = model.rows(batch).cpu()
-    mask = batch.attention_mask.cpu() != 0
-    order = mask.int().argsort(dim=1, descending=True, stable=True)
-    values = rows.gather(3, order[:, None, None, :].expand(rows.shape))
-    spans = {role: span.gather(1, order) for role, span in batch.spans.items()}
-    return AttentionRows(values, spans, batch.tokens, model.layers, batch.prompts)
+    spans = {role: batch.unpadded(span) for role, span in batch.spans.items()}
+    return AttentionRows(batch.unpadded(model.rows(batch)), spans, batch.tokens, model.layers, batch.prompts)

@@ -10,7 +10,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from attnbalance.arguments import expects
-from attnbalance.data.tokens import Encoding, PromptBatch, batches, check_lengths, pad
+from attnbalance.data.batches import PromptBatch, in_order, pad
+from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import BridgedModel, heads_of
 from attnbalance.models.forward import uncapped
@@ -66,16 +67,14 @@ class DirectAttribution:
 
     def value_salience(self, role: str = "subject") -> Reading:
         """In-context value salience: what each head would add if it attended to the last token of a role alone."""
-        span = self._span(role)
-        last = (torch.arange(span.shape[1]) * span).amax(dim=1)
+        self._span(role)  # refuses a role that a prompt lacks
+        last = torch.tensor([encoding.last_of(role) for encoding in self.encodings])
         chosen = self.readout.gather(3, last[:, None, None, None].expand(*self.readout.shape[:3], 1))[..., 0]
         return self.reading(f"value salience ({role}, in context)", chosen)
 
     def reading(self, name: str, values: Float[Tensor, "prompt layer head"]) -> Reading:
         """Values of these prompts, layers and heads as a reading in logits."""
-        prompts = [encoding.prompt for encoding in self.encodings]
-        ids, subjects = tuple(p.prompt_id for p in prompts), tuple(p.fact.subject for p in prompts)
-        return Reading(name, "logits", values, self.layers, ids, subjects)
+        return Reading.of([encoding.prompt for encoding in self.encodings], name, "logits", values, self.layers)
 
     def _span(self, role: str) -> Bool[Tensor, "prompt position"]:
         if role not in self.spans or not bool(self.spans[role].any(dim=1).all()):
@@ -93,16 +92,17 @@ def read_direct_attribution(
     model's own logit difference within `TOLERANCE`: its layers then add something that has no entry. Raises
     `BadRowsError` for prompts longer than the model's positions.
     """
-    from tqdm import tqdm
-
-    check_lengths(answer_tokens.encodings, model.hooked.max_positions)
-    parts, order = [], []
-    with tqdm(total=len(answer_tokens), desc="attribution", unit="prompt", disable=not progress, leave=False) as bar:
-        for indices in batches(answer_tokens.encodings, batch_size, model.hooked.alike_from):
-            parts.append(_attribute_batch(model, answer_tokens.at(indices)))
-            order += indices
-            bar.update(len(indices))
-    attribution = _joined(parts, torch.tensor(order).argsort(), answer_tokens)
+    encodings = answer_tokens.encodings
+    parts, order = list[dict[str, Tensor]](), list[list[int]]()
+    for indices, batch in model.hooked.batches(encodings, batch_size, bar="attribution" if progress else None):
+        parts.append(_attribute_batch(model, batch, answer_tokens.at(indices)))
+        order.append(indices)
+    attribution = DirectAttribution(
+        **{name: in_order([part[name] for part in parts], order) for name in parts[0]},
+        spans=pad(encodings, padding_side="right").spans,
+        layers=model.layers,
+        encodings=encodings,
+    )
     _check_sum(attribution, model.name)
     return attribution
 
@@ -121,28 +121,25 @@ def _check_sum(attribution: DirectAttribution, name: str) -> None:
 
 
 @torch.no_grad()
-def _attribute_batch(model: BridgedModel, answer_tokens: AnswerTokens) -> DirectAttribution:
-    batch = pad(answer_tokens.encodings, model.hooked.pad_id)
+def _attribute_batch(model: BridgedModel, batch: PromptBatch, answer_tokens: AnswerTokens) -> dict[str, Tensor]:
+    """The entries of a batch, by the name of their field, on the CPU."""
     logits, kept = model.run(batch.input_ids, batch.attention_mask, _kept_hooks(model))
     weights, final = model.weights, model.norm("ln_final")
     stream, normed = kept[f"blocks.{model.layers[-1]}.hook_resid_post"], kept["unembed.hook_in"]
     direction, constant = final.backward(answer_tokens.direction(weights.W_U), final.scale(stream, normed))
     readout, bias, mlp = zip(*(_of_layer(model, kept, i, direction) for i in model.layers), strict=True)
-    unpadded = _Unpadded(batch)
     own_logits = uncapped(model.bridge.original_model, logits[:, -1], kept["unembed.hook_out"])
     unembed_bias = answer_tokens.difference(weights.b_U.expand(len(answer_tokens), -1)).to(constant)
-    return DirectAttribution(
-        logit_difference=answer_tokens.difference(own_logits),
-        embedding=(kept["blocks.0.hook_resid_pre"] * direction).sum(-1).cpu(),
-        rows=unpadded(torch.stack([kept[f"blocks.{i}.attn.hook_pattern"] for i in model.layers], dim=1)),
-        readout=unpadded(torch.stack(readout, dim=1)),
-        bias=torch.stack(bias, dim=1).cpu(),
-        mlp=torch.stack(mlp, dim=1).cpu(),
-        constant=(constant + unembed_bias).cpu(),
-        spans={role: span.gather(1, unpadded.order) for role, span in batch.spans.items()},
-        layers=model.layers,
-        encodings=answer_tokens.encodings,
-    )
+    rows = torch.stack([kept[f"blocks.{i}.attn.hook_pattern"] for i in model.layers], dim=1)
+    return {
+        "logit_difference": answer_tokens.difference(own_logits),
+        "embedding": (kept["blocks.0.hook_resid_pre"] * direction).sum(-1).cpu(),
+        "rows": batch.unpadded(rows),
+        "readout": batch.unpadded(torch.stack(readout, dim=1)),
+        "bias": torch.stack(bias, dim=1).cpu(),
+        "mlp": torch.stack(mlp, dim=1).cpu(),
+        "constant": (constant + unembed_bias).cpu(),
+    }
 
 
 def _kept_hooks(model: BridgedModel) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -179,46 +176,4 @@ def _of_layer(
         torch.einsum("pjhk,phk->phj", values, per_head),
         before_norm @ weights.b_O[layer] + norm_bias,
         direction.new_zeros(len(direction)) if written is None else (written * direction).sum(-1),
-    )
-
-
-class _Unpadded:
-    """Shifts left-padded positions so that every prompt's first token is at position 0; padding after it is 0."""
-
-    def __init__(self, batch: PromptBatch) -> None:
-        mask = batch.attention_mask != 0
-        self.order = mask.int().argsort(dim=1, descending=True, stable=True)
-        self.mask = mask.gather(1, self.order)
-
-    def __call__(self, values: Float[Tensor, "prompt layer head position"]) -> Tensor:
-        """The values in their new order, on the CPU."""
-        shifted = values.cpu().gather(3, self.order[:, None, None, :].expand(values.shape))
-        return shifted.masked_fill(~self.mask[:, None, None, :], 0.0)
-
-
-def _joined(parts: list[DirectAttribution], order: Tensor, answer_tokens: AnswerTokens) -> DirectAttribution:
-    """All batches as one attribution, in the order of `answer_tokens`, with positions padded to the longest prompt."""
-    width = max(part.rows.shape[-1] for part in parts)
-
-    def join(name: str) -> Tensor:
-        pieces = [getattr(part, name) for part in parts]
-        if pieces[0].dim() == 4:
-            pieces = [torch.nn.functional.pad(piece, (0, width - piece.shape[-1])) for piece in pieces]
-        return torch.cat(pieces)[order]
-
-    roles = dict.fromkeys(role for part in parts for role in part.spans)
-    spans = {
-        role: torch.cat(
-            [
-                torch.nn.functional.pad(part.spans[role], (0, width - part.rows.shape[-1]))
-                if role in part.spans
-                else torch.zeros(len(part.logit_difference), width, dtype=torch.bool)
-                for part in parts
-            ]
-        )[order]
-        for role in roles
-    }
-    names = ("logit_difference", "embedding", "rows", "readout", "bias", "mlp", "constant")
-    return DirectAttribution(
-        **{name: join(name) for name in names}, spans=spans, layers=parts[0].layers, encodings=answer_tokens.encodings
     )

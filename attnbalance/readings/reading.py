@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnbalance.arguments import expects
+from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
 
 
@@ -45,6 +46,19 @@ class Reading:
         repeated = [name for name, count in Counter(self.prompt_ids).items() if count > 1]
         if repeated:
             raise DataError(f"reading {self.name!r}: prompt id {repeated[0]!r} occurs more than once")
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Prompt],
+        name: str,
+        unit: str,
+        values: Float[Tensor, "prompt layer head"],
+        layers: tuple[int, ...],
+    ) -> Reading:
+        """What was measured of these prompts."""
+        ids, subjects = (prompt.prompt_id for prompt in prompts), (prompt.fact.subject for prompt in prompts)
+        return cls(name, unit, values, layers, tuple(ids), tuple(subjects))
 
     @property
     def title(self) -> str:

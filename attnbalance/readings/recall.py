@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
-from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
 from attnbalance.models.generate import generate
@@ -198,18 +198,9 @@ def score(
     )
 
 
-def answer_budgets(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def answer_budgets(prompts: PromptSet) -> list[int]:
     """Tokens to generate for each prompt: `NEW_TOKENS`, or more if its longest accepted answer needs more."""
-    return [max(NEW_TOKENS, size) for size in _longest_answers(prompts, tokenizer)]
-
-
-def _longest_answers(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The number of tokens of each prompt's longest accepted answer."""
-    answers = list(dict.fromkeys(answer for prompt in prompts for answer in prompt.fact.answers))
-    texts = [f" {answer}" for answer in answers]
-    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    sizes = {answer: len(ids) for answer, ids in zip(answers, encoded, strict=True)}  # pyright: ignore[reportArgumentType]
-    return [max(sizes[answer] for answer in prompt.fact.answers) for prompt in prompts]
+    return [max(NEW_TOKENS, length) for length in prompts.answers.lengths]
 
 
 @expects(model=HookedModel, prompts=[Prompt], shortcuts=(Mapping, NoneType), max_new_tokens=(int, NoneType))
@@ -244,9 +235,10 @@ def recall(
     check_scoring(scoring)
     if shortcuts is None:
         shortcuts = FactSet(tuple(prompt.fact for prompt in prompts)).most_frequent_answers()
-    budgets = answer_budgets(prompts, model.tokenizer)
+    prompts = PromptSet.of(prompts, model.tokenizer)
+    budgets = answer_budgets(prompts)
     if max_new_tokens is not None:
-        longer = sum(size > max_new_tokens for size in _longest_answers(prompts, model.tokenizer))
+        longer = sum(length > max_new_tokens for length in prompts.answers.lengths)
         if longer:
             warnings.warn(
                 f"{longer} of {len(prompts)} prompts accept an answer of more than {max_new_tokens} tokens; it would "

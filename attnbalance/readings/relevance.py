@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnbalance.arguments import expects
+from attnbalance.data.batches import PromptBatch
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.tokens import batches, check_lengths, pad
-from attnbalance.errors import DataError
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import edited
@@ -65,29 +65,21 @@ def read_relevance(
     meant.) Takes one forward and one backward pass for each batch. Raises `ModelError` for models whose rows cannot be
     edited.
     """
-    from tqdm import tqdm
-
-    if not prompts:
-        raise DataError("expected at least one prompt, got none")
-    encodings, answers = distinguishing_tokens([*prompts, *among], model.tokenizer)
+    prompts = PromptSet.of(prompts, model.tokenizer)
+    compared = PromptSet.of([*prompts, *among], model.tokenizer) if among else prompts
+    encodings, answers = distinguishing_tokens(compared, model.tokenizer)
     encodings, answers = encodings[: len(prompts)], answers[: len(prompts)]
-    check_lengths(encodings, model.max_positions)
-    check_vocabulary(
-        model.model, torch.tensor([max(encoding.ids) for encoding in encodings] + list(answers)), model.name
-    )
+    largest = [max(encoding.ids) for encoding in encodings]
+    check_vocabulary(model.model, torch.tensor([*largest, *answers]), model.name)
     parts: list[tuple[Reading, Reading, Reading]] = []
-    with tqdm(total=len(encodings), desc="relevance", unit="prompt", disable=not progress, leave=False) as bar:
-        for indices in batches(encodings, batch_size, model.alike_from):
-            batch = pad([encodings[i] for i in indices], model.pad_id)
-            rows, slopes = _slopes(model, batch, torch.tensor([answers[i] for i in indices]))
-            parts.append(_readings(model, [prompts[i] for i in indices], rows, slopes, batch.spans["subject"]))
-            bar.update(len(indices))
-    names = [prompt.prompt_id for prompt in prompts]
-    return Relevance(*(concatenate(list(pieces)).at(names) for pieces in zip(*parts, strict=True)))
+    for indices, batch in model.batches(encodings, batch_size, bar="relevance" if progress else None):
+        slopes = _slopes(model, batch, torch.tensor([answers[i] for i in indices]))
+        parts.append(_readings(model, batch, *slopes))
+    return Relevance(*(concatenate(list(pieces)).at(prompts.prompt_ids) for pieces in zip(*parts, strict=True)))
 
 
 def _slopes(
-    model: HookedModel, batch: object, answer: Tensor
+    model: HookedModel, batch: PromptBatch, answer: Tensor
 ) -> tuple[Float[Tensor, "prompt layer head position"], Float[Tensor, "prompt layer head position"]]:
     """The rows, and the gradient of log p(answer) with respect to each probability in them."""
     added: dict[int, Tensor] = {}
@@ -102,7 +94,7 @@ def _slopes(
         parameter.requires_grad_(False)
     try:
         with evaluating(model.model), torch.enable_grad(), edited(model, free):
-            rows, logits = forward_rows(model.model, batch, model.kernel)  # pyright: ignore[reportArgumentType]
+            rows, logits = forward_rows(model.model, batch, model.kernel)
             chosen = logits[:, -1].float().log_softmax(-1)[torch.arange(len(answer)), answer.to(logits.device)]
             slopes = torch.autograd.grad(chosen.sum(), [added[layer] for layer in model.layers])
     finally:
@@ -112,20 +104,17 @@ def _slopes(
     return rows.detach().cpu(), torch.stack([slope.to(home) for slope in slopes], dim=1).cpu()
 
 
-def _readings(
-    model: HookedModel, prompts: Sequence[Prompt], rows: Tensor, slopes: Tensor, span: Tensor
-) -> tuple[Reading, Reading, Reading]:
-    """The three readings of a batch; `span` marks the subject's tokens."""
-    inside = span[:, None, None, :]
+def _readings(model: HookedModel, batch: PromptBatch, rows: Tensor, slopes: Tensor) -> tuple[Reading, Reading, Reading]:
+    """The three readings of a batch."""
+    inside = batch.spans["subject"][:, None, None, :]
     mass = [rows.masked_fill(~tokens, 0.0).sum(-1) for tokens in (inside, ~inside)]
     subject, others = (
         (rows * slopes).masked_fill(~tokens, 0.0).sum(-1) / attention.clamp(min=torch.finfo(attention.dtype).tiny)
         for tokens, attention in zip((inside, ~inside), mass, strict=True)
     )
     push = mass[0] * ((1 - mass[0]) * subject - mass[1] * others)
-    ids, subjects = tuple(p.prompt_id for p in prompts), tuple(p.fact.subject for p in prompts)
     return tuple(
-        Reading(name, unit, values, model.layers, ids, subjects)
+        Reading.of(batch.prompts, name, unit, values, model.layers)
         for name, unit, values in (
             ("subject relevance", "nats per unit of attention", subject),
             ("relevance of other tokens", "nats per unit of attention", others),

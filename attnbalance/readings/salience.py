@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnbalance.arguments import expects
-from attnbalance.data.tokens import PromptBatch, batches, check_lengths, pad
+from attnbalance.data.batches import in_order
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import BridgedModel, heads_of
 from attnbalance.models.single_layers import check_single_layers
@@ -206,7 +206,7 @@ def _subjects(
     if at not in SUBJECTS:
         raise DataError(f"at must be {' or '.join(SUBJECTS)}, got {at!r}")
     check_single_layers(model)
-    last = torch.tensor([encoding.ids[max(encoding.spans["subject"])] for encoding in answer_tokens.encodings])
+    last = torch.tensor([encoding.ids[encoding.last_of("subject")] for encoding in answer_tokens.encodings])
     distinct, index = last.unique(return_inverse=True)
     x = model.embedding(distinct)
     return (x if at == "embedding" else x + model.mlp_output(model.layers[0], x)), index.to(x.device)
@@ -217,8 +217,9 @@ def _at_subject(
 ) -> dict[int, Float[Tensor, "prompt width"]]:
     """Each layer's hooked activation at the last token of every prompt's subject, in the order of the prompts."""
     parts: dict[int, list[Tensor]] = {i: [] for i in names}
-    order: list[int] = []
-    for indices, last, batch in _batches(model, answer_tokens, batch_size):
+    order: list[list[int]] = []
+    for indices, batch in model.hooked.batches(answer_tokens.encodings, batch_size):
+        last = batch.last_of("subject")
 
         def pick(x: Tensor, last: Tensor = last) -> Tensor:
             return x.flatten(2)[torch.arange(len(x), device=x.device), last.to(x.device)]
@@ -227,32 +228,12 @@ def _at_subject(
         _, kept = model.run(batch.input_ids, batch.attention_mask, keep)
         for i, name in names.items():
             parts[i].append(kept[name])
-        order += indices
-    back = torch.tensor(order).argsort()
-    return {i: torch.cat(pieces)[back.to(pieces[0].device)] for i, pieces in parts.items()}
-
-
-def _batches(
-    model: BridgedModel, answer_tokens: AnswerTokens, batch_size: int
-) -> Iterator[tuple[list[int], Tensor, PromptBatch]]:
-    """Batches of prompts: their indices, the position of each subject's last token, and the padded batch."""
-    check_lengths(answer_tokens.encodings, model.hooked.max_positions)
-    for indices in batches(answer_tokens.encodings, batch_size, model.hooked.alike_from):
-        batch = pad([answer_tokens.encodings[i] for i in indices], model.hooked.pad_id)
-        width = batch.input_ids.shape[1]
-        last = (torch.arange(width) * batch.spans["subject"]).amax(dim=1)
-        yield indices, last, batch
+        order.append(indices)
+    return {i: in_order(pieces, order) for i, pieces in parts.items()}
 
 
 def _reading(
     name: str, values: Float[Tensor, "prompt layer head"], model: BridgedModel, answer_tokens: AnswerTokens
 ) -> Reading:
-    prompts = answer_tokens.prompts
-    return Reading(
-        name,
-        "logits per unit of final scale",
-        values.float().cpu(),
-        model.layers,
-        tuple(p.prompt_id for p in prompts),
-        tuple(p.fact.subject for p in prompts),
-    )
+    unit = "logits per unit of final scale"
+    return Reading.of(answer_tokens.prompts, name, unit, values.float().cpu(), model.layers)

@@ -10,8 +10,9 @@ from numbers import Real
 from types import NoneType
 
 from attnbalance.arguments import expects
+from attnbalance.data.batches import check_lengths
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.tokens import check_lengths, encode
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, Span, boost_attention, patch_rows, random_tokens, tokens_of
@@ -135,6 +136,7 @@ def steer_attention(
     unknown = sorted(set(heads or ()) - set(model.layers))
     if unknown:
         raise DataError(f"{model.name} has no attention layer {unknown[0]}; it has {', '.join(map(str, model.layers))}")
+    prompts = PromptSet.of(prompts, model.tokenizer)
     return {
         alpha: recall(model, prompts, shortcuts, batch_size=batch_size, edit=boost_attention(alpha, span, heads))
         for alpha in alphas
@@ -173,8 +175,8 @@ def _boosts(model: HookedModel, prompts: Sequence[Prompt], ask: Ask, seed: int) 
 
 
 def _other_subjects(model: HookedModel, prompts: Sequence[Prompt], ask: Ask, seed: int) -> Iterator[Treatment]:
-    prefixed = with_other_subject(prompts, seed)
-    if not prefixed or not _fit(model, prefixed):
+    prefixed = _encoded(model, with_other_subject(prompts, seed))
+    if not prefixed:
         return
     plain = "another subject before the question"
     yield Treatment(plain, "other subject", None, _later(ask, model, prefixed, None))
@@ -225,14 +227,14 @@ def with_other_subject(prompts: Sequence[Prompt], seed: int = 0) -> tuple[Prompt
     return tuple(result)
 
 
-def _fit(model: HookedModel, prompts: Sequence[Prompt]) -> bool:
-    """Whether the prompts can be tokenized and are, with an answer, short enough for the model."""
+def _encoded(model: HookedModel, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts with their tokens; empty if they cannot be tokenized or are, with an answer, too long."""
     try:
-        room = answer_budgets(prompts, model.tokenizer)
-        check_lengths(encode(prompts, model.tokenizer), model.max_positions, extra=room)
+        encoded = PromptSet.of(prompts, model.tokenizer)
+        check_lengths(encoded.encodings, model.max_positions, extra=answer_budgets(encoded))
     except BadRowsError:
-        return False
-    return True
+        return ()
+    return encoded
 
 
 def _later(ask: Ask, model: HookedModel, prompts: Sequence[Prompt], edit: Edit | None) -> Callable[[], Recall]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import as_folder, write_json, write_text
@@ -61,6 +62,7 @@ def compare_salience(
 
 def _read(spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings, progress: bool) -> Salience:
     model = load_spec(spec, settings)
+    prompts = PromptSet.of(prompts, model.tokenizer)
     bridged, answer_tokens = bridge_of(model), make_answer_tokens(prompts, model.tokenizer)
     check_tokens(answer_tokens, model.model, model.name)
     attribution = read_direct_attribution(bridged, answer_tokens, batch_size=settings.batch_size, progress=progress)

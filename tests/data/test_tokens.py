@@ -8,8 +8,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from attnbalance import Fact, Prompt
 from attnbalance.data.prompts import make_prompts
-from attnbalance.data.tokens import Encoding, as_chat, batches, check_lengths, encode, encode_answers, pad
-from attnbalance.errors import BadRowsError, DataError, ModelError
+from attnbalance.data.tokens import Encoding, as_chat, encode, encode_answers
+from attnbalance.errors import BadRowsError, ModelError
 
 NORMALISING = ("lower",)
 
@@ -130,53 +130,6 @@ def test_a_span_whose_tokens_say_something_else_is_refused_with_the_first_rows()
         encode((*tiny_prompts(), wrong), tiny_tokenizer())
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_keeps_ids_positions_query_and_spans(side: str) -> None:
-    encodings = encode(tiny_prompts(), tiny_tokenizer())
-    batch = pad(encodings, pad_id=7, padding_side=side)
-    width = max(len(one.ids) for one in encodings)
-    for row, one in enumerate(encodings):
-        size = len(one.ids)
-        start = width - size if side == "left" else 0
-        real = list(range(start, start + size))
-        assert batch.input_ids[row].tolist() == [7] * start + list(one.ids) + [7] * (width - size - start)
-        assert batch.attention_mask[row].nonzero().flatten().tolist() == real
-        assert batch.position_ids[row, real].tolist() == list(range(size))
-        assert int(batch.query_index[row]) == real[-1]
-        assert batch.spans["subject"][row].nonzero().flatten().tolist() == [start + j for j in one.spans["subject"]]
-
-
-def test_batches_hold_every_prompt_once_longest_first() -> None:
-    encodings = encode(tiny_prompts(), tiny_tokenizer())
-    groups = list(batches(encodings, 4))
-    assert [len(group) for group in groups] == [4, 4, 1]
-    flat = [i for group in groups for i in group]
-    assert sorted(flat) == list(range(9))
-    lengths = [len(encodings[i].ids) for i in flat]
-    assert lengths == sorted(lengths, reverse=True)
-
-
-def test_a_prompt_of_just_the_models_positions_passes_and_one_more_is_named() -> None:
-    encodings = encode(tiny_prompts(), tiny_tokenizer())
-    longest = max(len(one.ids) for one in encodings)
-    check_lengths(encodings, longest)
-    check_lengths(encodings, None)
-    check_lengths(encodings, longest + 3, extra=[3] * len(encodings))
-    with pytest.raises(
-        BadRowsError, match=rf"1 of 9 .*{longest - 1} positions(.|\n)*{longest} tokens: 'Question(.|\n)*skip_bad=True"
-    ):
-        check_lengths(encodings, longest - 1)
-    with pytest.raises(BadRowsError, match="and 3 to generate") as caught:
-        check_lengths(encodings, longest + 2, extra=[3] * len(encodings))
-    assert caught.value.indices == tuple(i for i, one in enumerate(encodings) if len(one.ids) == longest)
-
-
-@pytest.mark.parametrize(("side", "count"), [("middle", 9), ("left", 0)])
-def test_pad_refuses_another_side_and_no_prompts(side: str, count: int) -> None:
-    with pytest.raises(DataError, match=f"got '{side}' and {count}"):
-        pad(encode(tiny_prompts()[:count], tiny_tokenizer()), padding_side=side)
-
-
 def test_trained_tokenizer_without_bytes_maps_popqa_subjects(stories, popqa) -> None:
     from attnbalance import load_facts
 
@@ -202,18 +155,6 @@ def test_an_answer_stands_behind_a_space_and_in_a_chat_right_behind_the_header()
         encodings = encode(asked, tokenizer)
         for one, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True):
             assert tokenizer.decode(answer) == f"{space}{one.prompt.fact.answer}"
-
-
-def test_prompts_that_reach_a_length_are_batched_only_with_prompts_of_their_own_length() -> None:
-    encodings = encode(tiny_prompts(), tiny_tokenizer())
-    lengths = [len(encoding.ids) for encoding in encodings]
-    middle = sorted(lengths)[4]
-    groups = list(batches(encodings, 3, alike_from=middle))
-    assert sorted(i for group in groups for i in group) == list(range(len(encodings)))
-    for group in groups:
-        assert len(group) <= 3
-        assert max(lengths[i] for i in group) < middle or len({lengths[i] for i in group}) == 1
-    assert list(batches(encodings, 3, alike_from=max(lengths) + 1)) == list(batches(encodings, 3))
 
 
 @pytest.mark.parametrize("subject", ["Paris", "1984", "Zürich", "北京"])

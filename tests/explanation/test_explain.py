@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import GROUPED, tiny_model, tiny_tokenizer
+from tiny import GROUPED, count_texts, tiny_model, tiny_tokenizer
 from transformers import AutoModelForCausalLM, CohereConfig
 from typer.testing import CliRunner
 
@@ -71,6 +71,19 @@ def test_a_finished_folder_is_left_as_it_is_and_its_files_are_whole(llama_folder
     explained(str(llama_folder), other, out)
     assert (out / "report.html").stat().st_mtime_ns == stamp
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_one_explanation_tokenizes_each_text_at_most_once_for_each_model(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = changed(llama_folder, tmp_path / "other", ("q_proj", "mlp"))
+    counts = count_texts(monkeypatch)
+    explained(str(llama_folder), other, tmp_path / "out")
+    asked = [HOW.template.format(relation=fact.relation, subject=fact.subject) for fact in FACTS]
+    answers = {f" {fact.answer}" for fact in FACTS}
+    assert {counts[text] for text in asked} == {1}  # both models have the same tokenizer
+    assert {counts[text] for text in answers} <= {1, 3}  # and again in each model's questions after another subject
+    assert max(counts[text] for text in counts.keys() - answers) <= 2
 
 
 def test_a_killed_run_goes_on_with_the_checks_that_it_had_made(

@@ -8,7 +8,8 @@ from tiny import FAMILIES, VOCABULARY, eager, tiny_prompts, tiny_tokenizer
 from uneven import hooked, uneven
 
 from attnbalance import load_model
-from attnbalance.data.tokens import encode, pad
+from attnbalance.data.batches import pad
+from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
 from attnbalance.models import bridge as bridges
 from attnbalance.models.bridge import bridge_of

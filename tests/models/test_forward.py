@@ -7,7 +7,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tiny import eager, tiny_model, tiny_prompts, tiny_tokenizer
 
-from attnbalance.data.tokens import encode, pad
+from attnbalance.data.batches import pad
+from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
 from attnbalance.models.forward import attention_layers, base_of, check_vocabulary, evaluating, forward_rows
 from attnbalance.models.rows import IMPLEMENTATION, register

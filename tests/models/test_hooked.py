@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny import POSITIONS, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import HookedModel, load_model
-from attnbalance.data.tokens import encode, pad
-from attnbalance.errors import ModelError
+from attnbalance.data.batches import pad
+from attnbalance.data.tokens import encode
+from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.hooked import hook
 
 
@@ -45,3 +48,47 @@ def test_logits_that_are_not_numbers_are_refused_though_the_rows_are_sound() -> 
         hooked.model.lm_head.weight[3] = torch.inf  # pyright: ignore
     with pytest.raises(ModelError, match=r"it gives NaN or infinite numbers \(first at prompt 'Question: In what"):
         hooked.rows(pad(encode(tiny_prompts(), tiny_tokenizer())))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("alike_from", [None, 1, 20])
+@pytest.mark.parametrize("batch_size", [1, 4, 32])
+def test_batches_hold_each_prompts_own_tokens(batch_size: int, alike_from: int | None, side: str) -> None:
+    hooked = replace(hook(tiny_model("llama"), tiny_tokenizer(), "it"), alike_from=alike_from)
+    encodings = encode(tiny_prompts(), tiny_tokenizer())
+    lengths, seen = [len(encoding.ids) for encoding in encodings], list[int]()
+    for indices, batch in hooked.batches(encodings, batch_size, padding_side=side):
+        assert len(indices) <= batch_size
+        width = max(lengths[i] for i in indices)
+        if alike_from is not None and width >= alike_from:
+            assert {lengths[i] for i in indices} == {width}
+        for row, i in enumerate(indices):
+            padding = [hooked.pad_id] * (width - lengths[i])
+            own = list(encodings[i].ids)
+            assert batch.input_ids[row].tolist() == (padding + own if side == "left" else own + padding)
+            assert int(batch.attention_mask[row].sum()) == lengths[i]
+            assert batch.prompts[row] is encodings[i].prompt
+        seen += indices
+    assert sorted(seen) == list(range(len(encodings)))
+    assert [lengths[i] for i in seen] == sorted(lengths, reverse=True)
+
+
+def test_tokens_to_generate_count_as_part_of_a_prompts_length() -> None:
+    encodings = encode(tiny_prompts(), tiny_tokenizer())
+    lengths = [len(encoding.ids) for encoding in encodings]
+    hooked = hook(tiny_model("llama"), tiny_tokenizer(), "it")
+    alike = replace(hooked, alike_from=max(lengths) + 5)
+    assert max(len(indices) for indices, _ in alike.batches(encodings, 9, budgets=[5] * 9)) < 9
+    assert [len(indices) for indices, _ in alike.batches(encodings, 9, budgets=[4] * 9)] == [9]
+    shortest = lengths.index(min(lengths))
+    budgets = [1] * 9
+    budgets[shortest] = POSITIONS - min(lengths)  # fits alone, and not after the padding beside longer prompts
+    assert [len(indices) for indices, _ in hooked.batches(encodings, 9, budgets=budgets)] == [1] * 9
+    budgets[shortest] += 1
+    with pytest.raises(BadRowsError, match=f"{POSITIONS} positions"):
+        next(hooked.batches(encodings, 9, budgets=budgets))
+
+
+def test_batches_of_no_prompts_are_refused() -> None:
+    with pytest.raises(DataError, match="at least one prompt, got none"):
+        next(hook(tiny_model("llama"), tiny_tokenizer(), "it").batches([], 4))

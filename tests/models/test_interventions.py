@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from uneven import hooked, uneven
 
 from attnbalance import HookedModel, load_model
-from attnbalance.data.tokens import Encoding, PromptBatch, encode, pad
+from attnbalance.data.batches import PromptBatch, pad
+from attnbalance.data.tokens import Encoding, encode
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.forward import forward_rows

@@ -14,7 +14,8 @@ from tiny import (
 )
 
 from attnbalance import load_model, read_attention
-from attnbalance.data.tokens import encode, pad
+from attnbalance.data.batches import pad
+from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
 
 LONGROPE = {

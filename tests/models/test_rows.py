@@ -10,8 +10,9 @@ from tiny import FAMILIES, INTERFACE, SINKS, WINDOW, eager, tiny_model, tiny_pro
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from attnbalance import load_facts, load_model, read_attention
+from attnbalance.data.batches import pad
 from attnbalance.data.prompts import make_prompts
-from attnbalance.data.tokens import encode, pad
+from attnbalance.data.tokens import encode
 from attnbalance.models.rows import IMPLEMENTATION, query_row, register
 
 # Float32 sums of some 100 products differ by order of summation: 1e-6 between kernels. A wrong mask, scale, softcap or

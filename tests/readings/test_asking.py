@@ -8,6 +8,7 @@ import pytest
 from tiny import tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import load_model, recall
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.errors import DataError
 from attnbalance.models.generate import generate
 from attnbalance.readings.recall import NEW_TOKENS, answer_budgets
@@ -53,7 +54,7 @@ def test_an_answer_longer_than_usual_gets_the_tokens_that_it_takes() -> None:
     assert size > NEW_TOKENS
     long = dataclasses.replace(prompt, fact=dataclasses.replace(prompt.fact, answers=("no", said)))
     prompts = [*tiny_prompts()[1:], long]
-    assert answer_budgets(prompts, tokenizer) == [NEW_TOKENS] * (len(prompts) - 1) + [size]
+    assert answer_budgets(PromptSet.of(prompts, tokenizer)) == [NEW_TOKENS] * (len(prompts) - 1) + [size]
     found = recall(model, prompts, scoring="containment")
     assert found.correct[-1]
     assert list(found.outputs[:-1]) == generate(model, prompts[:-1], max_new_tokens=NEW_TOKENS, batch_size=3)
@@ -82,7 +83,7 @@ def test_a_long_answer_of_one_fact_takes_no_room_from_the_prompts_of_others() ->
         (text for text in texts if len(tokenizer(f" {text}", add_special_tokens=False)["input_ids"]) <= room), key=len
     )
     long = dataclasses.replace(prompts[0], fact=dataclasses.replace(prompts[0].fact, answers=(answer,)))
-    budget = answer_budgets([long], tokenizer)[0]
+    budget = answer_budgets(PromptSet.of([long], tokenizer))[0]
     assert len(tokenizer(prompts[-1].text)["input_ids"]) + budget > int(model.max_positions or 0)
     found = recall(model, [long, *prompts[1:]], batch_size=9)
     assert list(found.outputs[1:]) == generate(model, prompts[1:], max_new_tokens=NEW_TOKENS, batch_size=3)

@@ -10,8 +10,9 @@ import torch
 from tiny import FACTS, INTERFACE, OUTSIDE, POSITIONS, SINKS, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import Fact, HookedModel, Prompt, Reading, load_model, read_attention
+from attnbalance.data.batches import pad
 from attnbalance.data.prompts import make_prompts
-from attnbalance.data.tokens import encode, pad
+from attnbalance.data.tokens import encode
 from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.readings.attention import read_subject_attention, rows_of
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Glm4MoeConfig, PreTrainedModel
 
 from attnbalance import HookedModel, load_model
+from attnbalance.data.batches import PromptBatch
 from attnbalance.data.prompts import make_prompts
-from attnbalance.data.tokens import PromptBatch
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.weights import PARTS

@@ -18,8 +18,9 @@ from transformers import LlamaForCausalLM
 from transformers.models.diffllama import modeling_diffllama
 
 from attnbalance import Fact, HookedModel, Prompt, load_model, read_attention
+from attnbalance.data.batches import pad
 from attnbalance.data.prompts import make_prompts
-from attnbalance.data.tokens import encode, encode_answers, pad
+from attnbalance.data.tokens import encode, encode_answers
 from attnbalance.errors import ModelError
 from attnbalance.models.forward import forward_rows
 from attnbalance.models.interventions import boost_attention, edited

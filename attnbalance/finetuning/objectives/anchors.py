@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnbalance.data.tokens import batches, check_lengths, encode, pad
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.finetuning.examples import INPUTS, POSITIONS, Example
 from attnbalance.finetuning.objectives.base_model import FORMS, BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
@@ -58,12 +58,10 @@ def state_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
 def make_states(term: Term, examples: Sequence[Example], base: BaseModel) -> list[Targets]:
     """The base's residual stream at the last token of each example's fact in the term's form."""
     hooked = base.hooked
-    encodings = encode(base.ask(str(term.argument), examples), hooked.tokenizer)
-    check_lengths(encodings, hooked.max_positions)
+    encodings = PromptSet.of(base.ask(str(term.argument), examples), hooked.tokenizer).encodings
     targets: dict[int, Targets] = {}
     with evaluating(hooked.model):
-        for indices in batches(encodings, base.batch_size, hooked.alike_from):
-            batch = pad([encodings[i] for i in indices], hooked.pad_id, "right")
+        for indices, batch in hooked.batches(encodings, base.batch_size, padding_side="right"):
             inputs = {name: getattr(batch, name).to(hooked.device) for name in INPUTS}
             inputs["attention_mask"] = inputs["attention_mask"].long()
             outputs = hooked.model(**inputs, use_cache=False, output_hidden_states=True)

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.tokens import encode, encode_answers
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, answer_logits
 from attnbalance.finetuning.objectives.base_model import FORMS, BaseModel
@@ -88,9 +88,10 @@ def _after(
     named = [
         max(answers, key=len, default=prompt.fact.answer) for answers, prompt in zip(accepted, prompts, strict=True)
     ]
-    encodings = encode([_answered(prompt, answer) for prompt, answer in zip(prompts, named, strict=True)], tokenizer)
+    answered = [_answered(prompt, answer) for prompt, answer in zip(prompts, named, strict=True)]
+    encoded = PromptSet.of(answered, tokenizer)
     bad, asked = list[tuple[int, str]](), list[Example]()
-    for i, (encoding, answer) in enumerate(zip(encodings, encode_answers(encodings, tokenizer), strict=True)):
+    for i, (encoding, answer) in enumerate(zip(encoded.encodings, encoded.answers.ids, strict=True)):
         label = f"{decoded[i]!r} after {encoding.prompt.text[-40:]!r}"
         if IGNORED in examples[i].labels[examples[i].query + 1 :][: len(texts[i])]:
             bad.append((i, f"{label}: some labels between others are ignored"))
