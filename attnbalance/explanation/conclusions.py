@@ -41,7 +41,13 @@ class ChangeByCause:
 
 @dataclass(frozen=True)
 class Edge:
-    """The mean change that a layer's heads carry straight from the subject's tokens, in nats (see `split_edges`)."""
+    """The mean change that a layer's heads carry straight from the subject's tokens, in nats (see `split_edges`).
+
+    Attributes:
+        layer: Layer number.
+        by_attention: The part due to the change of attention to the subject.
+        by_readout: The part due to the change of what heads read out there.
+    """
 
     layer: int
     by_attention: Interval
@@ -50,7 +56,15 @@ class Edge:
 
 @dataclass(frozen=True)
 class CausalCheck:
-    """The result of one `Treatment`: accuracy under it, and the answers that it brings back and breaks."""
+    """The result of one `Treatment`: accuracy under it, and the answers that it brings back and breaks.
+
+    Attributes:
+        name: The treatment's name, in words.
+        kind: What it does (see `Treatment`).
+        alpha: By what it multiplies attention; None for a treatment that does not.
+        accuracy: The share of right answers under it.
+        rescue: What it brings back and breaks (see `Rescue`).
+    """
 
     name: str
     kind: str

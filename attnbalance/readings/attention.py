@@ -90,7 +90,14 @@ def read_attention(
 def read_subject_attention(
     model: HookedModel, prompts: Sequence[Prompt], *, reduce: str = "max", batch_size: int = 32, progress: bool = False
 ) -> Reading:
-    """`read_attention(model, prompts).to("subject", reduce)`, holding the rows of one batch at a time."""
+    """`read_attention(model, prompts).to("subject", reduce)`, holding the rows of one batch at a time.
+
+    model: the model.
+    prompts: what it is asked.
+    reduce: how attention to the subject's tokens becomes one number (see `AttentionRows.to`).
+    batch_size: prompts in a forward pass.
+    progress: show a progress bar.
+    """
     prompts = PromptSet.of(prompts, model.tokenizer)
     batches = model.batches(prompts.encodings, batch_size, bar="attention" if progress else None)
     joined = concatenate([rows_of(model, batch).to("subject", reduce) for _, batch in batches])

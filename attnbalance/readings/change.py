@@ -109,6 +109,11 @@ def read_change(
     most 16. Adds two forward passes of each model. Holds both models twice more, in float32. Raises `DataError` for
     models whose tokenizers differ on these texts; `ModelError` for models of different shapes, for models that cannot
     be decomposed, and if the margins of the decomposed models differ from those of the models' own logits.
+
+    before, after: the two checkpoints.
+    answer_tokens: the prompts and the answers that are compared.
+    batch_size: prompts in a forward pass.
+    progress: show a progress bar.
     """
     check_tokenizers(before.tokenizer, after.tokenizer, answer_tokens.texts)
     hybrids = hybrids_of(before, after)

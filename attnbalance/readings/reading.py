@@ -56,7 +56,7 @@ class Reading:
         values: Float[Tensor, "prompt layer head"],
         layers: tuple[int, ...],
     ) -> Reading:
-        """What was measured of these prompts."""
+        """What was measured of these prompts; the other arguments are the fields."""
         ids, subjects = (prompt.prompt_id for prompt in prompts), (prompt.fact.subject for prompt in prompts)
         return cls(name, unit, values, layers, tuple(ids), tuple(subjects))
 

@@ -64,6 +64,12 @@ def read_relevance(
     later layers, attention rows included. (Definition 4.4 prints f(r, p_r); its derivation shows that f(s, p_r) is
     meant.) Takes one forward and one backward pass for each batch. Raises `ModelError` for models whose rows cannot be
     edited.
+
+    model: the model.
+    prompts: the prompts that are read.
+    among: further prompts, whose answers count among their relation's.
+    batch_size: prompts in a pass.
+    progress: show a progress bar.
     """
     prompts = PromptSet.of(prompts, model.tokenizer)
     compared = PromptSet.of([*prompts, *among], model.tokenizer) if among else prompts

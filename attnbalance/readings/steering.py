@@ -153,8 +153,14 @@ def treatments(
 ) -> Iterator[Treatment]:
     """All checks of a model against another checkpoint of the same shape, in the order of the report.
 
-    Models whose rows cannot be edited have only the checks by weights. `seed` draws the controls' tokens and the other
-    subjects. Raises `ModelError` for models of different shapes.
+    Models whose rows cannot be edited have only the checks by weights. Raises `ModelError` for models of different
+    shapes.
+
+    model: the model that is treated.
+    other: the checkpoint that rows and weights are taken from.
+    prompts: what is asked.
+    ask: asks a model, under an edit or without one.
+    seed: of the controls' tokens and the other subjects.
     """
     check_shapes(model, other)
     if model.editable:

@@ -43,8 +43,16 @@ def compare_salience(
     """Read what each model stores of the facts and write the folder `out`, whole; returns the answer in words.
 
     Writes salience.json, salience.parquet, salience.png, popularity.png and prompts.jsonl. A folder that is finished
-    with the same settings, facts and weights is left as it is. Raises `AttnBalanceError` for whatever cannot be read,
-    asked or written.
+    with the same settings, facts and weights is left as it is. Raises `AttnBalanceError` for facts, models and folders
+    that cannot be used.
+
+    specs: the models.
+    facts: what to ask about.
+    settings: how models are asked and read; answers are not generated.
+    out: the folder to write.
+    skip_bad: drop facts that cannot be asked, instead of raising.
+    command: the command line that the results name.
+    progress: show progress bars.
     """
     out = as_folder(out)
     if not specs:

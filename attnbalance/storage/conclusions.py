@@ -56,7 +56,14 @@ class Salience:
 def conclude(
     label: str, readings: Sequence[Reading], ranks: ReadoutRanks, prompts: Sequence[Prompt], seed: int
 ) -> Salience:
-    """Compute everything that is said of one model's salience."""
+    """Compute everything that is said of one model's salience.
+
+    label: the model's label.
+    readings: its readings, value salience in context first.
+    ranks: its readout ranks.
+    prompts: the prompts that were read.
+    seed: of the intervals.
+    """
     subjects = [prompt.fact.subject for prompt in prompts]
     top = {}
     for k in TOP:
