@@ -24,6 +24,7 @@ TYPED = (
     "attnbalance.models.generate",
     "attnbalance.models.hooked",
     "attnbalance.models.norms",
+    "attnbalance.models.residual_parts",
     "attnbalance.models.weight_roles",
     "attnbalance.models.weights",
     "attnbalance.readings",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
-from attnbalance.models.bridge_weights import Weights, heads_of, weights_of
+from attnbalance.models.bridge_weights import Weights, weights_of
 from attnbalance.models.build_bridge import build_bridge, refusing
 from attnbalance.models.forward import base_of, evaluating, position_limit
 from attnbalance.models.hooked import HookedModel
@@ -94,6 +94,24 @@ class BridgedModel:
         prompts = ids[:, None]
         name = f"blocks.{self.layers[0]}.hook_resid_pre"
         return self.run(prompts, torch.ones_like(prompts), {name: lambda x: x[:, 0]})[1][name]
+
+    def before_norm(
+        self, layer: int, norm: str, direction: Float[Tensor, "prompt d_model"]
+    ) -> Float[Tensor, "prompt d_model"]:
+        """`direction` taken back through the norm behind a layer's attention or MLP (Gemma 2), at scale 1.
+
+        `norm` is "ln1_post" (attention) or "ln2_post" (MLP). Without such a norm the direction is unchanged.
+        """
+        return self.norm(layer, norm).backward(direction, direction.new_ones(len(direction)))[0]
+
+    def head_outputs(self, layer: int, values: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt d_model"]:
+        """What all heads of a layer write if they attend to one token alone, with any norm behind them at scale 1.
+
+        values: the token's values as the hook `attn.hook_v` gives them.
+        """
+        heads = self.weights.by_head(values[:, None])[:, 0]
+        written = torch.einsum("phk,hkd->pd", heads, self.weights.W_O[layer])
+        return self.norm(layer, "ln1_post").at_scale_one(written)
 
     def norm(self, *path: str | int) -> Norm:
         """One of the norms by its path, ("ln_final",) or (layer, "ln1_post"); the identity if there is none."""
@@ -181,7 +199,7 @@ def _check_layer(bridged: BridgedModel, layer: int, kept: Mapping[str, Tensor]) 
     """Check one layer's values and attention output, made from its weights, against what its hooks gave."""
     weights, at = bridged.weights, f"blocks.{layer}."
     from_weights = torch.einsum("pd,hdk->phk", kept[f"{at}attn.v.hook_in"][0], weights.W_V[layer]) + weights.b_V[layer]
-    values = heads_of(kept[f"{at}attn.hook_v"], weights.W_V.shape[1], weights.W_V.shape[-1])[0]
+    values = weights.by_head(kept[f"{at}attn.hook_v"])[0]
     _same(bridged.name, f"values of layer {layer}", from_weights, values)
     z = torch.einsum("hqp,phk->qhk", kept[f"{at}attn.hook_pattern"][0], values)
     output = torch.einsum("qhk,hkd->qd", z, weights.W_O[layer]) + weights.b_O[layer]

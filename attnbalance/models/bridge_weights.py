@@ -35,6 +35,13 @@ class Weights:
     W_out: Float[Tensor, "layer d_mlp d_model"] | None
     """None for a mixture of experts."""
 
+    def by_head(self, values: Float[Tensor, "prompt position ..."]) -> Float[Tensor, "prompt position head d_value"]:
+        """Values as TransformerLens' hooks give them, with an axis for heads; grouped ones are repeated."""
+        heads, d_value = self.W_V.shape[1], self.W_V.shape[-1]
+        split = values.reshape(*values.shape[:2], -1, d_value)
+        groups = heads // split.shape[2]
+        return split if groups == 1 else split.repeat_interleave(groups, dim=2)  # which would copy
+
 
 def weights_of(bridge: Any) -> Weights:
     """The weights of a TransformerBridge, grouped heads repeated, missing biases zero."""
@@ -60,13 +67,6 @@ def weights_of(bridge: Any) -> Weights:
         W_gate=_of_mlp(bridge, "W_gate"),
         W_out=W_out,
     )
-
-
-def heads_of(values: Tensor, heads: int, d_head: int) -> Float[Tensor, "prompt position head d_head"]:
-    """Values as TransformerLens' hooks give them, with an axis for heads; grouped ones are repeated."""
-    split = values.reshape(*values.shape[:2], -1, d_head)
-    groups = heads // split.shape[2]
-    return split if groups == 1 else split.repeat_interleave(groups, dim=2)  # which would copy
 
 
 def _repeated(weight: Tensor, heads: int) -> Tensor:

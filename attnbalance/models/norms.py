@@ -37,11 +37,17 @@ class Norm:
             scaled = scaled - scaled.mean(dim=-1, keepdim=True)
         return scaled, direction @ self.bias
 
+    def at_scale_one(self, x: Float[Tensor, "prompt d_model"]) -> Float[Tensor, "prompt d_model"]:
+        """The map of x at scale 1, without the bias."""
+        if self.identity:
+            return x
+        return (x - x.mean(dim=-1, keepdim=True) if self.centred else x) * self.gain
+
     def scale(self, x: Float[Tensor, "prompt d_model"], y: Float[Tensor, "prompt d_model"]) -> Float[Tensor, " prompt"]:
         """The scale by which the norm divided x to give y, with any epsilon (least squares over the entries)."""
         if self.identity:
             return x.new_ones(len(x))
-        numerator = (x - x.mean(dim=-1, keepdim=True) if self.centred else x) * self.gain
+        numerator = self.at_scale_one(x)
         return (numerator * numerator).sum(-1) / ((y - self.bias) * numerator).sum(-1)
 
 

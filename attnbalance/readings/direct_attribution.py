@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +13,8 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import PromptBatch, in_order, pad
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
-from attnbalance.models.bridge import BridgedModel, heads_of
-from attnbalance.models.forward import uncapped
+from attnbalance.models.bridge import BridgedModel
+from attnbalance.models.residual_parts import take_apart
 from attnbalance.readings.answer_tokens import AnswerTokens
 from attnbalance.readings.reading import Reading
 
@@ -123,57 +123,16 @@ def _check_sum(attribution: DirectAttribution, name: str) -> None:
 @torch.no_grad()
 def _attribute_batch(model: BridgedModel, batch: PromptBatch, answer_tokens: AnswerTokens) -> dict[str, Tensor]:
     """The entries of a batch, by the name of their field, on the CPU."""
-    logits, kept = model.run(batch.input_ids, batch.attention_mask, _kept_hooks(model))
-    weights, final = model.weights, model.norm("ln_final")
-    stream, normed = kept[f"blocks.{model.layers[-1]}.hook_resid_post"], kept["unembed.hook_in"]
-    direction, constant = final.backward(answer_tokens.direction(weights.W_U), final.scale(stream, normed))
-    readout, bias, mlp = zip(*(_of_layer(model, kept, i, direction) for i in model.layers), strict=True)
-    own_logits = uncapped(model.bridge.original_model, logits[:, -1], kept["unembed.hook_out"])
+    parts, weights = take_apart(model, batch), model.weights
+    direction, constant = parts.before_final_norm(answer_tokens.direction(weights.W_U))
+    readout, bias, mlp = zip(*(parts.of_layer(i, direction) for i in model.layers), strict=True)
     unembed_bias = answer_tokens.difference(weights.b_U.expand(len(answer_tokens), -1)).to(constant)
-    rows = torch.stack([kept[f"blocks.{i}.attn.hook_pattern"] for i in model.layers], dim=1)
     return {
-        "logit_difference": answer_tokens.difference(own_logits),
-        "embedding": (kept["blocks.0.hook_resid_pre"] * direction).sum(-1).cpu(),
-        "rows": batch.unpadded(rows),
+        "logit_difference": answer_tokens.difference(parts.logits),
+        "embedding": (parts.embedding * direction).sum(-1).cpu(),
+        "rows": batch.unpadded(parts.rows),
         "readout": batch.unpadded(torch.stack(readout, dim=1)),
         "bias": torch.stack(bias, dim=1).cpu(),
         "mlp": torch.stack(mlp, dim=1).cpu(),
         "constant": (constant + unembed_bias).cpu(),
     }
-
-
-def _kept_hooks(model: BridgedModel) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The hooks that attribution needs, each with the part of its activation that is kept."""
-    hooks = model.hooks()
-    ends = (
-        "blocks.0.hook_resid_pre",
-        f"blocks.{model.layers[-1]}.hook_resid_post",
-        "unembed.hook_in",
-        "unembed.hook_out",
-    )
-    keep: dict[str, Callable[[Tensor], Tensor]] = dict.fromkeys(ends, lambda x: x[:, -1])
-    for i in model.layers:
-        keep |= {f"blocks.{i}.attn.hook_pattern": lambda x: x[:, :, -1], f"blocks.{i}.attn.hook_v": lambda x: x}
-        names = ("hook_attn_out", "hook_mlp_out", "ln1_post.hook_in", "ln1_post.hook_out")
-        keep |= {f"blocks.{i}.{name}": lambda x: x[:, -1] for name in names if f"blocks.{i}.{name}" in hooks}
-    return keep
-
-
-def _of_layer(
-    model: BridgedModel, kept: Mapping[str, Tensor], layer: int, direction: Float[Tensor, "prompt d_model"]
-) -> tuple[Float[Tensor, "prompt head position"], Float[Tensor, " prompt"], Float[Tensor, " prompt"]]:
-    """What a layer adds along `direction`: each head's readout at each position, the attention bias, and the MLP."""
-    weights = model.weights
-    before_norm, norm_bias = direction, direction.new_zeros(len(direction))
-    if f"blocks.{layer}.ln1_post.hook_in" in kept:
-        norm = model.norm(layer, "ln1_post")
-        scale = norm.scale(kept[f"blocks.{layer}.ln1_post.hook_in"], kept[f"blocks.{layer}.ln1_post.hook_out"])
-        before_norm, norm_bias = norm.backward(direction, scale)
-    values = heads_of(kept[f"blocks.{layer}.attn.hook_v"], weights.W_V.shape[1], weights.W_V.shape[-1])
-    per_head = torch.einsum("pd,hkd->phk", before_norm, weights.W_O[layer])
-    written = kept.get(f"blocks.{layer}.hook_mlp_out")
-    return (
-        torch.einsum("pjhk,phk->phj", values, per_head),
-        before_norm @ weights.b_O[layer] + norm_bias,
-        direction.new_zeros(len(direction)) if written is None else (written * direction).sum(-1),
-    )

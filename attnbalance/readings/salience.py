@@ -12,7 +12,7 @@ from torch import Tensor
 from attnbalance.arguments import expects
 from attnbalance.data.batches import in_order
 from attnbalance.errors import DataError, ModelError
-from attnbalance.models.bridge import BridgedModel, heads_of
+from attnbalance.models.bridge import BridgedModel
 from attnbalance.models.single_layers import check_single_layers
 from attnbalance.readings.answer_tokens import AnswerTokens
 from attnbalance.readings.reading import Reading
@@ -81,7 +81,7 @@ def read_value_salience(model: BridgedModel, answer_tokens: AnswerTokens, *, at:
     weights, saliences = model.weights, []
     for i in model.layers:
         values = torch.einsum("sd,hdk->shk", model.value_input(i, x), weights.W_V[i])[subject]
-        per_head = torch.einsum("pd,hkd->phk", _before_norm(model, i, "ln1_post", direction), weights.W_O[i])
+        per_head = torch.einsum("pd,hkd->phk", model.before_norm(i, "ln1_post", direction), weights.W_O[i])
         saliences.append((values * per_head).sum(-1))
     return _reading(f"value salience ({at})", torch.stack(saliences, dim=1), model, answer_tokens)
 
@@ -124,7 +124,7 @@ def top_neurons(
     direction = _direction(model, answer_tokens)
     names = {i: f"blocks.{i}.mlp.hook_post" for i in model.layers}
     activations = _at_subject(model, answer_tokens, names, batch_size)
-    readouts = [_before_norm(model, i, "ln2_post", direction) @ W_out[i].T for i in model.layers]
+    readouts = [model.before_norm(i, "ln2_post", direction) @ W_out[i].T for i in model.layers]
     readout = torch.stack(readouts, dim=1)  # [prompt layer neuron]
     activation = torch.stack([activations[i] for i in model.layers], dim=1)
     salience = activation * readout
@@ -171,12 +171,11 @@ def _read_out(model: BridgedModel, answer_tokens: AnswerTokens, batch_size: int)
     """The sum of all heads' outputs at the subject's last token, times the final norm's gain."""
     names = {i: f"blocks.{i}.attn.hook_v" for i in model.layers}
     values = _at_subject(model, answer_tokens, names, batch_size)
-    weights, final = model.weights, model.norm("ln_final")
-    state = torch.zeros(len(answer_tokens), weights.W_U.shape[0], device=weights.W_U.device)
+    W_U = model.weights.W_U
+    state = torch.zeros(len(answer_tokens), len(W_U), device=W_U.device)
     for i in model.layers:
-        heads = heads_of(values[i].flatten(1)[:, None], weights.W_V.shape[1], weights.W_V.shape[-1])[:, 0]
-        state += torch.einsum("phk,hkd->pd", heads, weights.W_O[i]) * _gain(model, i)
-    return (state - state.mean(-1, keepdim=True) if final.centred else state) * final.gain
+        state += model.head_outputs(i, values[i])
+    return model.norm("ln_final").at_scale_one(state)
 
 
 def _rank(scores: Tensor, answer_tokens: AnswerTokens, i: int) -> int:
@@ -184,19 +183,10 @@ def _rank(scores: Tensor, answer_tokens: AnswerTokens, i: int) -> int:
     return 1 + int((scores[list(answer_tokens.others[i])] > scores[answer_tokens.answer[i]]).sum())
 
 
-def _gain(model: BridgedModel, layer: int) -> Float[Tensor, " d_model"]:
-    return model.norm(layer, "ln1_post").gain.to(model.weights.W_U.device)
-
-
 def _direction(model: BridgedModel, answer_tokens: AnswerTokens) -> Float[Tensor, "prompt d_model"]:
     """The logit difference's direction before the final norm, at scale 1."""
     unembed = answer_tokens.direction(model.weights.W_U)
     return model.norm("ln_final").backward(unembed, unembed.new_ones(len(unembed)))[0]
-
-
-def _before_norm(model: BridgedModel, layer: int, norm: str, direction: Tensor) -> Float[Tensor, "prompt d_model"]:
-    """A direction of the residual stream, before a norm that follows attention or MLP (Gemma 2), at scale 1."""
-    return model.norm(layer, norm).backward(direction, direction.new_ones(len(direction)))[0]
 
 
 def _subjects(

@@ -42,11 +42,13 @@ def test_a_norm_at_a_fixed_scale_is_what_autograd_says_it_is(family: str, path: 
         before, constant = norm.backward(direction, scale)
         torch.testing.assert_close(before, gradient, **CLOSE)
         torch.testing.assert_close((before * x).sum(-1) + constant, read, **CLOSE)
+        torch.testing.assert_close(norm.at_scale_one(x), (own(x) - bias) * scale[:, None], **CLOSE)
 
 
 def test_where_a_model_has_no_such_norm_it_is_the_identity() -> None:
     norm, x = bridge_of(hooked("gpt2")).norm(0, "ln1_post"), torch.randn(3, 32)
     before, constant = norm.backward(x, norm.scale(x, x))
     assert norm.identity
+    assert norm.at_scale_one(x) is x
     assert torch.equal(before, x)
     assert not constant.any()
