@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnbalance.errors import OutputError
 from attnbalance.files.outputs import MARKER, provenance, read_json, replacing, write_json
 from attnbalance.files.work import close_work, in_place, is_finished, locked, working
 
@@ -20,9 +21,9 @@ class ResultFolder:
         results = ResultFolder(as_folder(out), "curve", config)
         if not results.is_finished():
             with results.working() as work:
-                found = measure(work)
-                with results.writing(work, answer=headline(found), dropped={}) as folder:
-                    write(found, folder)
+                curves = measure(work)
+                with results.writing(work, answer=headline(curves), dropped={}) as folder:
+                    write(curves, folder)
         return results.close()
     """
 
@@ -44,7 +45,15 @@ class ResultFolder:
 
     @contextmanager
     def working(self) -> Iterator[Path]:
-        """A hidden work folder that survives an interrupt, for one process at a time (see `work.working`)."""
+        """A hidden work folder that survives an interrupt, for one process at a time (see `work.working`).
+
+        Raises `OutputError` as well where the file that marks the results as finished has lost their answer.
+        """
+        if is_finished(self.path, self.kind, self.config) and not self.is_finished():
+            raise OutputError(
+                f"{self.path / MARKER} must hold the answer of the results, but was changed and has none; remove "
+                f"{self.path}, or name a new folder, and run the command again"
+            )
         with working(self.path, self.kind, self.config) as work:
             yield work
 

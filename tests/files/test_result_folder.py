@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import MARKER, read_json, write_text
+from attnbalance.files.outputs import MARKER, read_json, write_json, write_text
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.files.work import locked, work_of
 
@@ -77,6 +77,17 @@ def test_other_settings_are_refused_and_another_command_is_not(tmp_path: Path) -
     with pytest.raises(OutputError, match="seed is 0 there, 1 here"):
         results_in(tmp_path, seed=1).is_finished()
     assert ResultFolder(tmp_path / "out", "kind", CONFIG, "another").is_finished()
+
+
+def test_a_folder_that_lost_its_answer_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    results, marker = results_in(tmp_path), tmp_path / "out" / MARKER
+    make(results, [])
+    write_json(marker, {name: value for name, value in read_json(marker).items() if name != "answer"})
+    before = marker.read_bytes()
+    with pytest.raises(OutputError, match=f"{marker} must hold the answer.* remove {tmp_path}/out, or name"):
+        make(results, [])
+    assert marker.read_bytes() == before
+    assert os.listdir(tmp_path) == ["out"]
 
 
 def test_work_left_at_the_very_end_by_a_kill_is_removed(tmp_path: Path) -> None:
