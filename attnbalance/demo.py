@@ -48,9 +48,18 @@ def demo(
 
     On an invented world, or on facts from `source` (see `load_facts`): pretrain a small Llama on statements of the
     facts, finetune it on questions about the more popular half of the subjects trained on, the less popular half, and
-    all of them, and measure all four models on questions about held-out subjects. `seed` decides everything. What is
-    there already is not done again; a killed run goes on and ends with the same numbers. `command` is what the report
-    names as its origin. Raises `AttnBalanceError`, before anything is written where the facts are at fault.
+    all of them, and measure all four models on questions about held-out subjects. What is there already is not done
+    again; a killed run goes on and ends with the same numbers. Raises `AttnBalanceError`, before anything is written
+    where the facts are at fault.
+
+    Args:
+        out: The folder of the report and of the four models.
+        source: Where real facts come from (see `load_facts`); None: the invented world.
+        relations: The relations to take from `source`; None: all.
+        limit: Facts to take from `source` at most, drawn at random.
+        seed: Decides everything that is random.
+        command: What the report names as its origin.
+        progress: Whether to draw progress bars.
     """
     out, seed = as_folder(out), check_seed(seed)
     facts = synthetic_facts(seed) if source is None else load_facts(source, relations, limit, seed)

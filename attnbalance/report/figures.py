@@ -89,7 +89,16 @@ def draw_curve(ax: Axes, curve: Curve, index: int, label: str) -> Line2D:
 def draw_points(
     ax: Axes, x: np.ndarray, shares: Sequence[Interval], index: int, label: str, line: str = "none"
 ) -> None:
-    """Shares in percent with their intervals, in the style of the label at `index`; `line` joins the points."""
+    """Shares in percent with their intervals.
+
+    Args:
+        ax: The axes to draw on.
+        x: Where each share stands.
+        shares: The shares, from 0 to 1.
+        index: The label's index among all labels of the figure, which decides colour and marker.
+        label: The points' name in the legend.
+        line: The matplotlib style of the line that joins the points.
+    """
     mean, bars = whiskers(shares, 100)
     colour, marker = label_style(index)
     style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "linestyle": line}
@@ -97,7 +106,15 @@ def draw_points(
 
 
 def draw_bars(ax: Axes, x: np.ndarray, values: Sequence[Interval], index: int, label: str) -> None:
-    """Bars with their intervals, in the colour of the label at `index`."""
+    """Bars with their intervals.
+
+    Args:
+        ax: The axes to draw on.
+        x: The centre of each bar.
+        values: The height of each bar.
+        index: The label's index among all labels of the figure, which decides the colour.
+        label: The bars' name in the legend.
+    """
     mean, bars = whiskers(values)
     ends = {"elinewidth": 1, "ecolor": "#333333"}
     ax.bar(x, mean, 0.24, yerr=bars, color=COLOURS[index], label=label, error_kw=ends)

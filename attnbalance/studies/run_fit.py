@@ -27,7 +27,17 @@ TEXTS = 200
 
 
 def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder: Path, progress: bool) -> None:
-    """Finetune all variants of a method, take the one with the lowest validation loss, measure it."""
+    """Finetune all variants of a method, take the one with the lowest validation loss, measure it.
+
+    Writes `RESULT` into `folder`, beside the runs. Raises what `finetune` raises.
+
+    Args:
+        fit: The world, seed, split and method.
+        method: The method's settings; one with several values gives several variants.
+        prepared: The world with its pretrained base.
+        folder: The folder of the fit.
+        progress: Whether to draw progress bars.
+    """
     split, runs, base = prepared.split(fit.split), list[Run](), prepared.base
     started = time.perf_counter()
     for i, variant in enumerate(variants(method)):
@@ -58,13 +68,13 @@ def _measured(run: Run, prepared: PreparedWorld, split: Split) -> dict[str, Any]
 
     base, model = load_model(prepared.base), load_model(run.path)
     asked = _prompts(prepared, run, split.heldout)
-    found = recall(model, asked, run.shortcuts, batch_size=128)
-    trained = recall(model, _prompts(prepared, run, split.train), run.shortcuts, batch_size=128)
+    on_heldout = recall(model, asked, run.shortcuts, batch_size=128)
+    on_train = recall(model, _prompts(prepared, run, split.train), run.shortcuts, batch_size=128)
     attention = read_subject_attention(model, asked, batch_size=128)
     drift = read_drift(model, base, prepared.world.statements(TEXTS, prepared.seed + 1))
     del base, model
     gc.collect()
-    return scored(found, prepared.stated, trained) | {
+    return scored(on_heldout, prepared.stated, on_train) | {
         "subject_attention": attention.values.mean((0, 2)).tolist(),
         "drift": float(drift.mean()),
     }
