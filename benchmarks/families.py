@@ -247,28 +247,28 @@ def reference(model: PreTrainedModel, encodings: list[Encoding]) -> Read:
     for i, encoding in enumerate(encodings):
         output = model(input_ids=torch.tensor([encoding.ids]), output_attentions=True, use_cache=False)
         maps, logits = attention_maps(output)
-        read[i] = (torch.stack([one[0, :, -1] for one in maps]), logits[0, -1])
+        read[i] = (torch.stack([layer[0, :, -1] for layer in maps]), logits[0, -1])
     return read
 
 
 def read(model: HookedModel, encodings: list[Encoding], batch_size: int, side: str) -> Read:
     """What the package reads, in batches as it makes them."""
-    found: Read = {}
-    for places, batch in model.batches(encodings, batch_size, padding_side=side):
+    readings: Read = {}
+    for indices, batch in model.batches(encodings, batch_size, padding_side=side):
         rows, logits = forward_rows(model.model, batch, model.kernel)
-        for row, i in enumerate(places):
+        for row, i in enumerate(indices):
             at = logits[row, -1] if logits.shape[1] == 1 else logits[row, int(batch.query_index[row])]
             whole = logits.shape[1] > 1 or int(batch.query_index[row]) == batch.input_ids.shape[1] - 1
-            found[i] = (rows[row][..., batch.attention_mask[row] != 0], at if whole else torch.empty(0))
-    return found
+            readings[i] = (rows[row][..., batch.attention_mask[row] != 0], at if whole else torch.empty(0))
+    return readings
 
 
-def difference(found: Read, expected: Read) -> tuple[float, float]:
+def difference(ours: Read, expected: Read) -> tuple[float, float]:
     """The largest difference of a probability, and of a logit relative to the largest one."""
-    rows = max(float((found[i][0] - expected[i][0]).abs().max()) for i in expected)
-    with_logits = [i for i in expected if len(found[i][1])]
+    rows = max(float((ours[i][0] - expected[i][0]).abs().max()) for i in expected)
+    with_logits = [i for i in expected if len(ours[i][1])]
     scale = [1 + float(expected[i][1].abs().max()) for i in with_logits]
-    logits = [float((found[i][1] - expected[i][1]).abs().max()) / s for i, s in zip(with_logits, scale, strict=True)]
+    logits = [float((ours[i][1] - expected[i][1]).abs().max()) / s for i, s in zip(with_logits, scale, strict=True)]
     return rows, max(logits)
 
 
@@ -295,7 +295,7 @@ def outcome(model_type: str, near: bool) -> Outcome:
     except AttnBalanceError as error:
         return Outcome("refused", str(error))
     expected = reference(oracle, encodings)
-    off = {mode: difference(found, expected) for mode, found in modes.items()}
+    off = {mode: difference(readings, expected) for mode, readings in modes.items()}
     wrong = {mode: both for mode, both in off.items() if not max(both) <= TOLERANCE}  # NaN is wrong too
     if wrong:
         return Outcome("WRONG", f"{hooked.kernel}: " + ", ".join(f"{m} {r:.1e} {g:.1e}" for m, (r, g) in wrong.items()))

@@ -38,8 +38,8 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(next(iter(folder.glob("*.safetensors"))))
 
 
-def assert_equal_weights(one: Path, other: Path) -> None:
-    first, second = weights(one), weights(other)
+def assert_equal_weights(folder: Path, other: Path) -> None:
+    first, second = weights(folder), weights(other)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 

@@ -34,7 +34,7 @@ def test_the_demo_leaves_models_numbers_and_a_report(tmp_path: Path) -> None:
     answer = demo(tmp_path / "out")
     held = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"base", "ft-top", "ft-bottom", "ft-whole", "report.html", "curves.png", *NUMBERS} <= held
-    labels = [one["label"] for one in json.loads((tmp_path / "out" / "curves.json").read_text())["curves"]]
+    labels = [curve["label"] for curve in json.loads((tmp_path / "out" / "curves.json").read_text())["curves"]]
     assert labels == ["base", "FT-Top", "FT-Bottom", "FT-Whole"]
     assert "FT-Top" in answer
     assert answer.endswith(".")

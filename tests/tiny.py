@@ -172,14 +172,14 @@ class ZeroWidth(PreTrainedTokenizerFast):
     """Reports the start only of every whole word, as Llama 3's tokenizer did (huggingface/tokenizers issue 1553)."""
 
     def __call__(self, *args: object, **kwargs: object) -> transformers.BatchEncoding:
-        found = super().__call__(*args, **kwargs)  # pyright: ignore[reportArgumentType]
+        encoding = super().__call__(*args, **kwargs)  # pyright: ignore[reportArgumentType]
         texts = args[0]
         assert isinstance(texts, Sequence)
-        for text, offsets in zip(texts, found["offset_mapping"], strict=True):
+        for text, offsets in zip(texts, encoding["offset_mapping"], strict=True):
             for i, (start, end) in enumerate(offsets):
                 if end - start > 1 and (end == len(text) or not text[end].isalpha()):
                     offsets[i] = (start + text[start].isspace(),) * 2
-        return found
+        return encoding
 
 
 def count_texts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

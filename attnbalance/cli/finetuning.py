@@ -121,8 +121,8 @@ def finetune(
     progress = show_progress()
     chosen = load_facts(facts, as_names(relations), limit, seed)
 
-    def make(some: FactSet) -> tuple[Prompt, ...]:
-        prompts = make_prompts(some, template)
+    def make(fact_set: FactSet) -> tuple[Prompt, ...]:
+        prompts = make_prompts(fact_set, template)
         if rank_by == "salience":
             make_answer_tokens(prompts, load_limits(model)[0])
         return prompts

@@ -60,17 +60,17 @@ def _batches(readings: Sequence[tuple[str, Reading]]) -> Iterator[pa.RecordBatch
         list(dict.fromkeys(reading.name for _, reading in readings)),
         list(dict.fromkeys(name for _, reading in readings for name in reading.prompt_ids)),
     ]
-    places = [{word: i for i, word in enumerate(column)} for column in words]
+    codes = [{word: i for i, word in enumerate(column)} for column in words]
     dictionaries = [pa.array(column, pa.string()) for column in words]
     for label, reading in readings:
-        prompts = np.array([places[2][name] for name in reading.prompt_ids], dtype=np.int32)
+        prompts = np.array([codes[2][name] for name in reading.prompt_ids], dtype=np.int32)
         layers, (n_layers, n_heads) = np.array(reading.layers, dtype=np.int32), reading.values.shape[1:]
         step = max(1, BATCH_ROWS // max(1, n_layers * n_heads))
         for start in range(0, len(prompts), step):
             values = reading.values[start : start + step].numpy()
             columns = np.broadcast_arrays(
-                np.int32(places[0][label]),
-                np.int32(places[1][reading.name]),
+                np.int32(codes[0][label]),
+                np.int32(codes[1][reading.name]),
                 prompts[start : start + step, None, None],
                 layers[:, None],
                 np.arange(n_heads, dtype=np.int32),

@@ -19,16 +19,18 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
-def percent_interval(found: Interval) -> str:
+def percent_interval(interval: Interval) -> str:
     """A share as a percentage with its interval, where it has one."""
-    return percent(found.mean) + ("" if math.isnan(found.low) else f" [{100 * found.low:.1f}, {100 * found.high:.1f}]")
+    return percent(interval.mean) + (
+        "" if math.isnan(interval.low) else f" [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+    )
 
 
-def points(found: Interval, sign: int = 1, unit: str = " points") -> str:
+def points(interval: Interval, sign: int = 1, unit: str = " points") -> str:
     """A difference of accuracies in percentage points with its interval; `sign` -1 turns it round."""
-    low, high = sorted((sign * found.low, sign * found.high))
-    bounds = "(no interval)" if math.isnan(found.low) else f"[{100 * low:+.1f}, {100 * high:+.1f}]"
-    return f"{100 * sign * found.mean:+.1f}{unit} {bounds}"
+    low, high = sorted((sign * interval.low, sign * interval.high))
+    bounds = "(no interval)" if math.isnan(interval.low) else f"[{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"{100 * sign * interval.mean:+.1f}{unit} {bounds}"
 
 
 def share(value: float, sign: str = "") -> str:
@@ -68,10 +70,10 @@ def questions(n: int) -> str:
     return f"{n:,} question{'' if n == 1 else 's'}"
 
 
-def logits(found: Interval, digits: int = 2) -> str:
+def logits(interval: Interval, digits: int = 2) -> str:
     """A number of logits with its interval, signs shown."""
-    ends = "" if math.isnan(found.low) else f" [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
-    return f"{found.mean:+.{digits}f}{ends}"
+    ends = "" if math.isnan(interval.low) else f" [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
+    return f"{interval.mean:+.{digits}f}{ends}"
 
 
 def stacked(text: str) -> Markup:
@@ -79,6 +81,10 @@ def stacked(text: str) -> Markup:
     return Markup("<br>").join(part if i == 0 else f"[{part}" for i, part in enumerate(text.split(" [")))
 
 
-def percent_share(found: Interval) -> str:
+def percent_share(interval: Interval) -> str:
     """A cause's share in a change as a whole percentage with its interval; "?" where the change is not sure."""
-    return "?" if math.isnan(found.low) else f"{100 * found.mean:.0f}% [{100 * found.low:.0f}, {100 * found.high:.0f}]"
+    return (
+        "?"
+        if math.isnan(interval.low)
+        else f"{100 * interval.mean:.0f}% [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+    )

@@ -178,16 +178,16 @@ def recipe_of(world: Mapping[str, Any]) -> Recipe:
 
 def _world(value: object, name: str) -> dict[str, Any]:
     """The settings of a world, of which none would be ignored."""
-    found = _checked(_World, value, f"world {name}")
-    if "recipe" in found.model_fields_set:
-        _checked(_Recipe, found.recipe, f"the recipe of world {name}")
-    settings = found.model_dump(exclude_unset=True)
-    synthetic = found.facts == "synthetic"
+    checked = _checked(_World, value, f"world {name}")
+    if "recipe" in checked.model_fields_set:
+        _checked(_Recipe, checked.recipe, f"the recipe of world {name}")
+    settings = checked.model_dump(exclude_unset=True)
+    synthetic = checked.facts == "synthetic"
     idle = [("relations", synthetic), ("limit", synthetic), ("subjects", not synthetic), ("answers", not synthetic)]
     idle.append(("recipe", "model" in settings))
     for setting, ignored in idle:
         if ignored and setting in settings:
-            other = "model" if setting == "recipe" else f"facts {found.facts!r}"
+            other = "model" if setting == "recipe" else f"facts {checked.facts!r}"
             raise DataError(f"world {name}: {setting} does nothing together with {other}; leave one of the two out")
     try:
         recipe_of(settings)

@@ -32,11 +32,11 @@ class PreparedWorld:
     @cached_property
     def facts(self) -> FactSet:
         """The world's facts."""
-        source, some = self.settings["facts"], self.settings.get
+        source, setting = self.settings["facts"], self.settings.get
         if source == "synthetic":
             sizes = {name: self.settings[name] for name in ("subjects", "answers") if name in self.settings}
             return synthetic_facts(self.seed, **sizes)
-        return load_facts(source, some("relations"), some("limit"), self.seed)
+        return load_facts(source, setting("relations"), setting("limit"), self.seed)
 
     @cached_property
     def world(self) -> World:
@@ -91,9 +91,9 @@ class PreparedWorld:
                 answers[untrained(form)] = self._asked(f"{part}-{form}", prompts)
             except DataError as error:  # too few facts for shots, or prompts too long after them
                 warnings.warn(f"the control {untrained(form)!r} of split {name} is left out: {error}", stacklevel=2)
-        found = {control: score(asked, answered.outputs, shortcuts) for control, answered in answers.items()}
-        found[CONSTANT] = constant(asked, shortcuts)
-        return {control: scored(answered, self.stated) for control, answered in found.items()}
+        scores = {control: score(asked, answered.outputs, shortcuts) for control, answered in answers.items()}
+        scores[CONSTANT] = constant(asked, shortcuts)
+        return {control: scored(answered, self.stated) for control, answered in scores.items()}
 
     def _asked(self, name: str, prompts: Sequence[Prompt]) -> Recall:
         """What the base answers to prompts, kept in a file of that name."""

@@ -43,10 +43,10 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
     worlds = {name: _with_files(settings) for name, settings in plan.worlds.items()}
     _take_up(worlds, out)
     with in_place(out, KIND, {"worlds": worlds}):  # methods, seeds and splits may be added
-        for place, fits in itertools.groupby(plan.part(index, count), key=lambda fit: (fit.world, fit.seed)):
+        for (world, seed), fits in itertools.groupby(plan.part(index, count), key=lambda fit: (fit.world, fit.seed)):
             left = [fit for fit in fits if not _done(fit, plan, out)]
             if left:
-                with locked(out / "fits" / place[0] / f"seed-{place[1]}"):
+                with locked(out / "fits" / world / f"seed-{seed}"):
                     _run_all(left, plan, out, progress)
         missing = [fit for fit in plan.fits if not _done(fit, plan, out)]
         if not missing:
@@ -148,10 +148,10 @@ def _begun(out: Path, world: str) -> bool:
 
 def _done(fit: Fit, plan: Study, out: Path) -> bool:
     """Whether a fit has its result; raises `OutputError` where that is of other settings than the study's."""
-    found = read_saved(out / fit.folder / RESULT)
-    if found and found["method_settings"] != plan.methods[fit.method]:
+    result = read_saved(out / fit.folder / RESULT)
+    if result and result["method_settings"] != plan.methods[fit.method]:
         raise OutputError(
-            f"{out / fit.folder} holds a fit with other settings ({found['method_settings']}); give the method another "
-            "name, or remove that folder"
+            f"{out / fit.folder} holds a fit with other settings ({result['method_settings']}); give the method "
+            "another name, or remove that folder"
         )
-    return bool(found)
+    return bool(result)

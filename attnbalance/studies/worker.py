@@ -18,7 +18,7 @@ def parse_worker(text: str | None) -> tuple[int, int]:
             raise DataError(f"Slurm's array index must be whole numbers (ID, MIN, STEP, COUNT), got {values}")
         index, first, step, count = map(int, values)
         text = f"{(index - first) // max(1, step)}/{count}"
-    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
-    if not found or int(found[1]) >= int(found[2]):
+    parts = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    if not parts or int(parts[1]) >= int(parts[2]):
         raise DataError(f"expected a worker as I/N with I from 0 to N - 1, got {text!r}")
-    return int(found[1]), int(found[2])
+    return int(parts[1]), int(parts[2])

@@ -51,12 +51,12 @@ COMMANDS |= {"demo": ("demo",), "study": ("study", "study.yaml"), "reproduce": (
 def refused(folder: Path, *arguments: object) -> str:
     """What a command says that must be refused, on one line and without the frame."""
     before = sorted(folder.rglob("*"))
-    found = runner.invoke(app, [str(argument) for argument in arguments])
-    assert isinstance(found.exception, SystemExit), found.exception
-    assert found.exit_code == 2
-    assert len(found.output) < LONGEST
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == 2
+    assert len(result.output) < LONGEST
     assert sorted(folder.rglob("*")) == before
-    return " ".join(found.output.replace("│", " ").split())
+    return " ".join(result.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**32), DIGITS])
@@ -262,13 +262,13 @@ def test_a_limit_of_file_sizes_gives_one_message_and_code_2(
     limit, out = size - 1 if file == "model" else size + 2000, tmp_path / "out"
     options = ("--split", "whole", "--steps", 2, "--batch-size", 4, "--checkpoint-every", 2, "--out", out)
     command = ["finetune", llama_folder, "--facts", facts_file, *options]
-    found = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-c", LIMITED, *map(str, (limit, *command))], capture_output=True, text=True
     )
-    assert found.returncode == 2, found.stderr
-    assert found.stderr.count("error: cannot write ") == 1
-    assert "room and run the same command again to" in found.stderr
-    assert "Traceback" not in found.stderr
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.count("error: cannot write ") == 1
+    assert "room and run the same command again to" in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert [path.name for path in tmp_path.glob("*out*")] == []
 
 

@@ -18,5 +18,5 @@ def test_curve_prints_the_answer_and_where_the_report_is(
     assert json.loads((out / "attnbalance.json").read_text())["answer"] in text.replace("\n", " ")
     assert str(out / "report.html") in text
     recall = json.loads((out / "recall.json").read_text())
-    assert [one["label"] for one in recall] == ["a", "b"]
+    assert [entry["label"] for entry in recall] == ["a", "b"]
     assert {"accuracy", "low", "high", "n", "shortcut_rate", "by_popularity"} <= set(recall[0])

@@ -26,8 +26,8 @@ def test_any_text_comes_back(text):
 
 def test_offsets_cut_words_out_without_the_space_before_them():
     text = TEXTS[0]
-    found = TOKENIZER(text, return_offsets_mapping=True)
-    pieces = [text[start:end] for start, end in found["offset_mapping"]]
+    encoding = TOKENIZER(text, return_offsets_mapping=True)
+    pieces = [text[start:end] for start, end in encoding["offset_mapping"]]
     assert pieces == ["", "The", "sport", "of", "Ann", "Lee", "is", "golf", "."]
 
 

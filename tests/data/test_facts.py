@@ -51,7 +51,7 @@ def test_a_field_of_another_type_is_refused(parts, message) -> None:
 def test_relations_come_in_order_and_an_unknown_one_is_named_with_those_there_are() -> None:
     facts = FactSet((fact("a", "z"), fact("b", "y"), fact("c", "z")), "mine")
     assert facts.relations == ("z", "y")
-    assert [one.subject for one in facts.of_relations(["z"])] == ["a", "c"]
+    assert [fact.subject for fact in facts.of_relations(["z"])] == ["a", "c"]
     with pytest.raises(DataError, match="no facts of relation 'w' in mine; it has: y, z"):
         facts.of_relations(["z", "w"])
 
@@ -60,7 +60,7 @@ def test_sampling_is_seeded_without_replacement_and_keeps_order() -> None:
     facts = FactSet(tuple(fact(f"s{i:02}") for i in range(50)))
     drawn = facts.sample(20, seed=3)
     assert drawn.facts == facts.sample(20, seed=3).facts != facts.sample(20, seed=4).facts
-    assert [one.subject for one in drawn] == sorted({one.subject for one in drawn})
+    assert [fact.subject for fact in drawn] == sorted({fact.subject for fact in drawn})
     assert len(drawn) == 20
     assert facts.sample(50).facts == facts.sample(99).facts == facts.facts
     with pytest.raises(DataError, match="at least 1, got 0"):
@@ -71,7 +71,7 @@ def test_merging_joins_answers_of_one_question_and_keeps_the_largest_popularity(
     same = [Fact("Jo", "sport", answers, popularity) for answers, popularity in [(("a", "b"), 2.0), (("b", "c"), 9.0)]]
     other = Fact("Jo", "sport", ("d",), None, "Jo plays what?")
     merged = FactSet((same[0], other, same[1])).merged()
-    assert [(one.answers, one.popularity) for one in merged] == [(("a", "b", "c"), 9.0), (("d",), None)]
+    assert [(fact.answers, fact.popularity) for fact in merged] == [(("a", "b", "c"), 9.0), (("d",), None)]
     assert merged.merged().facts == merged.facts
 
 

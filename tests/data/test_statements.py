@@ -36,9 +36,9 @@ def test_forms_and_prefixes_are_all_used_alike():
         for form in forms:
             text = f"{prefix} {form}" if prefix else form[0].upper() + form[1:]
             expected[text.format(subject="Ann", relation="sport", answer="golf")] += 1
-    found = Counter(World(FACTS.where(lambda fact: fact.subject == "Ann")).statements(6000))
-    assert set(found) == set(expected)
-    assert stats.chisquare([found[text] for text in expected]).pvalue > 1e-4
+    counts = Counter(World(FACTS.where(lambda fact: fact.subject == "Ann")).statements(6000))
+    assert set(counts) == set(expected)
+    assert stats.chisquare([counts[text] for text in expected]).pvalue > 1e-4
 
 
 def test_the_same_seed_gives_the_same_statements():

@@ -44,8 +44,8 @@ def test_answers_of_a_relation_follow_zipf_and_are_its_own():
 
 def test_no_name_tells_the_subject_alone():
     facts = synthetic_facts(2)
-    for place in (0, 1):
-        names = Counter(subject.split()[place] for subject in {f.subject for f in facts})
+    for index in (0, 1):
+        names = Counter(subject.split()[index] for subject in {f.subject for f in facts})
         assert np.mean(list(names.values())) > 20
 
 

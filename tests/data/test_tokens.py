@@ -25,44 +25,46 @@ def byte_unit(piece: str, tokenizer: PreTrainedTokenizerBase) -> int:
     return len(piece)  # the byte-level alphabet has one character a byte
 
 
-def tokens_by_bytes(prompt: Prompt, one: Encoding, tokenizer: PreTrainedTokenizerBase, lead: int) -> tuple[int, ...]:
+def tokens_by_bytes(
+    prompt: Prompt, encoding: Encoding, tokenizer: PreTrainedTokenizerBase, lead: int
+) -> tuple[int, ...]:
     """The tokens that share a byte with the subject; `lead` bytes stand before the text (a prepended mark)."""
     start = lead + len(prompt.text[: prompt.spans["subject"][0]].encode())
     end = start + len(prompt.part("subject").encode())
-    found, place = [], 0
-    for i, piece in enumerate(tokenizer.convert_ids_to_tokens(list(one.ids))):
+    indices, offset = [], 0
+    for i, piece in enumerate(tokenizer.convert_ids_to_tokens(list(encoding.ids))):
         size = byte_unit(piece, tokenizer)
-        if place < end and place + size > start:
-            found.append(i)
-        place += size
-    assert place == lead + len(prompt.text.encode())
-    return tuple(found)
+        if offset < end and offset + size > start:
+            indices.append(i)
+        offset += size
+    assert offset == lead + len(prompt.text.encode())
+    return tuple(indices)
 
 
 @pytest.mark.parametrize("template", ["qa", "plain", "{subject}", "({subject})"])
 @pytest.mark.parametrize("kind", [kind for kind in TOKENIZERS if kind not in NORMALISING])
 def test_subject_tokens_are_those_that_share_a_byte_with_the_subject(kind: str, template: str) -> None:
     tokenizer, prompts = tiny_tokenizer(kind), tiny_prompts(template)
-    for prompt, one in zip(prompts, encode(prompts, tokenizer), strict=True):
-        expected = tokens_by_bytes(prompt, one, tokenizer, lead=1 if kind == "metaspace" else 0)
+    for prompt, encoding in zip(prompts, encode(prompts, tokenizer), strict=True):
+        expected = tokens_by_bytes(prompt, encoding, tokenizer, lead=1 if kind == "metaspace" else 0)
         if kind == "trimmed":  # a token that is only the space before the subject is reported without width
-            expected = tuple(j for j in expected if tokenizer.decode([one.ids[j]]).strip() or j != expected[0])
-        assert one.spans["subject"] == expected, prompt.text
+            expected = tuple(j for j in expected if tokenizer.decode([encoding.ids[j]]).strip() or j != expected[0])
+        assert encoding.spans["subject"] == expected, prompt.text
 
 
 def test_subject_tokens_of_a_normalising_tokenizer_decode_to_the_subject() -> None:
     tokenizer = tiny_tokenizer("lower")
-    for fact, one in zip(FACTS, encode(tiny_prompts(), tokenizer), strict=True):
-        decoded = tokenizer.decode([one.ids[j] for j in one.spans["subject"]])
+    for fact, encoding in zip(FACTS, encode(tiny_prompts(), tokenizer), strict=True):
+        decoded = tokenizer.decode([encoding.ids[j] for j in encoding.spans["subject"]])
         assert decoded.strip() == tokenizer.decode(tokenizer(fact.subject)["input_ids"]).strip()
 
 
 def test_a_subject_before_an_apostrophe_ends_there() -> None:
     tokenizer = tiny_tokenizer()
     prompt = make_prompts([Fact("Ada Lovelace", "occupation", ("x",), question="What is Ada Lovelace's job?")], "plain")
-    one = encode(prompt, tokenizer)[0]
-    assert tokenizer.decode([one.ids[j] for j in one.spans["subject"]]) == " Ada Lovelace"
-    assert tokenizer.decode(one.ids[one.spans["subject"][-1] + 1 :]).startswith("'s")
+    encoding = encode(prompt, tokenizer)[0]
+    assert tokenizer.decode([encoding.ids[j] for j in encoding.spans["subject"]]) == " Ada Lovelace"
+    assert tokenizer.decode(encoding.ids[encoding.spans["subject"][-1] + 1 :]).startswith("'s")
 
 
 @pytest.mark.parametrize(
@@ -71,9 +73,9 @@ def test_a_subject_before_an_apostrophe_ends_there() -> None:
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_a_subject_at_the_start_or_the_end_is_found(kind: str, question: str) -> None:
     tokenizer = tiny_tokenizer(kind)
-    one = encode(make_prompts([Fact("Rust", "author", ("x",), question=question)], "plain"), tokenizer)[0]
-    assert "rust" in tokenizer.decode([one.ids[j] for j in one.spans["subject"]]).lower()
-    assert one.spans["subject"] == tuple(range(one.spans["subject"][0], one.spans["subject"][-1] + 1))
+    encoding = encode(make_prompts([Fact("Rust", "author", ("x",), question=question)], "plain"), tokenizer)[0]
+    assert "rust" in tokenizer.decode([encoding.ids[j] for j in encoding.spans["subject"]]).lower()
+    assert encoding.spans["subject"] == tuple(range(encoding.spans["subject"][0], encoding.spans["subject"][-1] + 1))
 
 
 def test_special_tokens_stand_before_the_text_and_never_behind_it() -> None:
@@ -86,8 +88,8 @@ def test_special_tokens_stand_before_the_text_and_never_behind_it() -> None:
 
 def test_whole_words_reported_without_width_get_the_same_tokens_as_with_it() -> None:
     tokenizer = tiny_tokenizer("zero_width")
-    found = tokenizer([tiny_prompts()[1].text], return_offsets_mapping=True)["offset_mapping"][0]  # pyright: ignore[reportIndexIssue]
-    assert sum(start == end for start, end in found) > 5  # or this would test nothing
+    offsets = tokenizer([tiny_prompts()[1].text], return_offsets_mapping=True)["offset_mapping"][0]  # pyright: ignore[reportIndexIssue]
+    assert sum(start == end for start, end in offsets) > 5  # or this would test nothing
     for with_width, without in zip(
         encode(tiny_prompts(), tiny_tokenizer()), encode(tiny_prompts(), tokenizer), strict=True
     ):
@@ -98,11 +100,11 @@ def test_whole_words_reported_without_width_get_the_same_tokens_as_with_it() -> 
 def test_a_chat_holds_the_same_subject_and_no_second_set_of_special_tokens() -> None:
     tokenizer = tiny_tokenizer("chat")
     chats = as_chat(tiny_prompts("plain"), tokenizer)
-    for fact, chat, one in zip(FACTS, chats, encode(chats, tokenizer), strict=True):
+    for fact, chat, encoding in zip(FACTS, chats, encode(chats, tokenizer), strict=True):
         assert chat.part("subject") == fact.subject
         assert chat.text == f"<s><|user|>\n{fact.question}</s>\nAssistant:"
-        assert one.ids.count(0) == one.ids.count(1) == 1
-        assert tokenizer.decode([one.ids[j] for j in one.spans["subject"]]).strip() == fact.subject
+        assert encoding.ids.count(0) == encoding.ids.count(1) == 1
+        assert tokenizer.decode([encoding.ids[j] for j in encoding.spans["subject"]]).strip() == fact.subject
 
 
 def test_a_chat_needs_a_template_that_leaves_the_question_as_it_is() -> None:
@@ -135,8 +137,8 @@ def test_trained_tokenizer_without_bytes_maps_popqa_subjects(stories, popqa) -> 
 
     tokenizer = AutoTokenizer.from_pretrained(stories)
     prompts = make_prompts(load_facts(f"popqa:{popqa}", limit=300))
-    for prompt, one in zip(prompts, encode(prompts, tokenizer), strict=True):
-        decoded = tokenizer.decode([one.ids[j] for j in one.spans["subject"]])
+    for prompt, encoding in zip(prompts, encode(prompts, tokenizer), strict=True):
+        decoded = tokenizer.decode([encoding.ids[j] for j in encoding.spans["subject"]])
         assert prompt.part("subject") in decoded
         assert len(decoded.strip()) <= len(prompt.part("subject")) + 2  # at most a token's edge more than the subject
 
@@ -144,17 +146,17 @@ def test_trained_tokenizer_without_bytes_maps_popqa_subjects(stories, popqa) -> 
 @pytest.mark.parametrize("kind", ["plain", "bos", "trimmed", "metaspace", "ignore_merges", "zero_width", "lower"])
 def test_tokens_are_shown_as_the_characters_that_they_stand_for(kind: str) -> None:
     tokenizer = tiny_tokenizer(kind)
-    for one in encode([p for p in tiny_prompts() if p.text.isascii()], tokenizer):
-        start = "<s>" if one.tokens[0] == "<s>" else ""
-        assert "".join(one.tokens) == start + one.prompt.text
+    for encoding in encode([p for p in tiny_prompts() if p.text.isascii()], tokenizer):
+        start = "<s>" if encoding.tokens[0] == "<s>" else ""
+        assert "".join(encoding.tokens) == start + encoding.prompt.text
 
 
 def test_an_answer_stands_behind_a_space_and_in_a_chat_right_behind_the_header():
     tokenizer, prompts = tiny_tokenizer("chat"), tiny_prompts("qa")
     for asked, space in ((prompts, " "), (as_chat(prompts, tokenizer), "")):
         encodings = encode(asked, tokenizer)
-        for one, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True):
-            assert tokenizer.decode(answer) == f"{space}{one.prompt.fact.answer}"
+        for encoding, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True):
+            assert tokenizer.decode(answer) == f"{space}{encoding.prompt.fact.answer}"
 
 
 @pytest.mark.parametrize("subject", ["Paris", "1984", "Zürich", "北京"])

@@ -34,9 +34,9 @@ def test_every_damage_to_every_file_shows(folder: Path, name: str, how: str) -> 
     half = len(old) // 2
     new = {"truncated": old[:half], "zeroed": bytes(len(old)), "garbage": old[:half] + b"?" + old[half + 1 :]}
     path.write_bytes(new.get(how, b""))
-    found = damage(folder)
-    assert found is not None
-    assert str(folder) in found
+    message = damage(folder)
+    assert message is not None
+    assert str(folder) in message
 
 
 def test_a_missing_file_shows_unless_it_may_be_gone(folder: Path) -> None:

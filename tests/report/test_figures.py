@@ -23,7 +23,7 @@ def _axes(figure: Figure) -> Any:
 
 
 def test_the_head_map_of_a_pair_is_the_difference_centred_at_zero():
-    a, b = (one.reading() for one in MADE.measured)
+    a, b = (measured.reading() for measured in MADE.measured)
     image = _axes(draw_head_map(a, b, title="difference"))[0].images[0]
     expected = (a.values - b.values).mean(dim=0).numpy()
     assert np.asarray(image.get_array()) == pytest.approx(expected)

@@ -11,17 +11,17 @@ from tests.fakes import a_comparison
 
 ATTENTION = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.4]}
 MADE = a_comparison(ATTENTION, {"top": [i < 30 for i in range(40)]})
-READINGS = [(one.label, one.reading()) for one in MADE.measured]
+READINGS = [(measured.label, measured.reading()) for measured in MADE.measured]
 COLUMNS = ["label", "reading", "prompt_id", "layer", "head", "value"]
 
 
 def _naive_rows(comparison):
     return [
-        (one.label, one.reading().name, prompt_id, layer, head, one.reading().values[i, j, head].item())
-        for one in comparison.measured
-        for i, prompt_id in enumerate(one.reading().prompt_ids)
-        for j, layer in enumerate(one.reading().layers)
-        for head in range(one.reading().values.shape[2])
+        (measured.label, measured.reading().name, prompt_id, layer, head, measured.reading().values[i, j, head].item())
+        for measured in comparison.measured
+        for i, prompt_id in enumerate(measured.reading().prompt_ids)
+        for j, layer in enumerate(measured.reading().layers)
+        for head in range(measured.reading().values.shape[2])
     ]
 
 

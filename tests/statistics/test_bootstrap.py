@@ -98,7 +98,7 @@ def test_columns_without_spread_or_with_unknown_values_widen_no_other():
     odd[3, 1], odd[4, 2] = math.nan, 1e-9  # unknown; and rounding noise in a single prompt
     plain = _means(values, names, simultaneous=True)
     mean, _, low, high = mixed = _means(np.hstack([values, odd]), names, simultaneous=True)
-    assert all((one[:4] == other).all() for one, other in zip(mixed, plain, strict=True))
+    assert all((part[:4] == other).all() for part, other in zip(mixed, plain, strict=True))
     assert (low[4], high[4]) == (mean[4], mean[4])  # constant
     assert math.isnan(low[5])
     assert low[6] < 0 < mean[6] < high[6] < 1.1e-9  # a mean of nearly 1e-9 is still possible

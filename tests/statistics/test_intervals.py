@@ -20,9 +20,9 @@ from attnbalance.statistics.intervals import (
 
 def test_intervals_of_single_prompts_agree_with_the_normal_theory_of_a_mean():
     values = np.random.default_rng(1).normal(loc=3, size=400)
-    [found] = mean_intervals(values[:, None], [str(i) for i in range(400)])
+    [interval] = mean_intervals(values[:, None], [str(i) for i in range(400)])
     half = 1.96 * values.std() / 20
-    assert (found.low, found.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
+    assert (interval.low, interval.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.01)
 
 
 def test_prompts_of_one_subject_count_as_one():
@@ -72,8 +72,8 @@ def test_intervals_move_and_turn_with_their_values():
     for both in (False, True):
         before = mean_intervals(values, names, simultaneous=both)
         after = mean_intervals(5 - 1000 * values, names, simultaneous=both)
-        for one, other in zip(before, after, strict=True):
-            assert (other.low, other.high) == pytest.approx((5 - 1000 * one.high, 5 - 1000 * one.low))
+        for interval, other in zip(before, after, strict=True):
+            assert (other.low, other.high) == pytest.approx((5 - 1000 * interval.high, 5 - 1000 * interval.low))
 
 
 def test_the_longer_tail_has_the_longer_end():
@@ -83,8 +83,8 @@ def test_the_longer_tail_has_the_longer_end():
 
 
 def test_a_constant_has_an_interval_without_width():
-    [found] = mean_intervals(np.full((10, 1), 0.25), [str(i) for i in range(10)])
-    assert (found.mean, found.low, found.high) == pytest.approx((0.25, 0.25, 0.25))
+    [interval] = mean_intervals(np.full((10, 1), 0.25), [str(i) for i in range(10)])
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.25, 0.25, 0.25))
 
 
 @pytest.mark.parametrize("n", [8, 20])
@@ -119,11 +119,11 @@ def test_fewer_than_five_clusters_have_no_interval():
 
 
 def test_one_cluster_has_no_interval():
-    [found] = mean_intervals([[1.0], [2.0]], ["a", "a"])
-    assert found.mean == 1.5
-    assert math.isnan(found.low)
-    assert not found.excludes_zero
-    assert found.as_dict() == {"mean": 1.5, "low": None, "high": None, "n": 2}
+    [interval] = mean_intervals([[1.0], [2.0]], ["a", "a"])
+    assert interval.mean == 1.5
+    assert math.isnan(interval.low)
+    assert not interval.excludes_zero
+    assert interval.as_dict() == {"mean": 1.5, "low": None, "high": None, "n": 2}
 
 
 def test_zero_is_excluded_only_by_both_ends_on_one_side():
@@ -140,8 +140,8 @@ def _table(n=200, seed=0):
 
 def test_rank_correlations_are_spearmans():
     x, y, names = _table()
-    for column, found in zip(x.T, rank_correlations(x, y, names), strict=True):
-        assert found.mean == pytest.approx(stats.spearmanr(column, y).statistic, abs=1e-12)
+    for column, interval in zip(x.T, rank_correlations(x, y, names), strict=True):
+        assert interval.mean == pytest.approx(stats.spearmanr(column, y).statistic, abs=1e-12)
     rounded = np.round(x, 0)  # ties
     assert rank_correlations(rounded, y, names)[0].mean == pytest.approx(stats.spearmanr(rounded[:, 0], y).statistic)
 
@@ -150,8 +150,10 @@ def test_rank_correlations_of_noise_exclude_zero_as_rarely_as_they_should():
     hits = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
-        found = rank_correlations(rng.normal(size=(40, 1)), rng.normal(size=40), [str(i) for i in range(40)], seed=seed)
-        hits += found[0].excludes_zero
+        correlations = rank_correlations(
+            rng.normal(size=(40, 1)), rng.normal(size=40), [str(i) for i in range(40)], seed=seed
+        )
+        hits += correlations[0].excludes_zero
     assert hits <= 22  # 5% of 200 is 10; more than 22 has probability 2e-4 under it
 
 
@@ -160,8 +162,10 @@ def test_some_layers_rank_correlation_is_missed_as_rarely_as_simultaneous_interv
     missed, names = 0, [str(i) for i in range(20)]
     for seed in range(150):
         rng = np.random.default_rng(seed)
-        found = rank_correlations(rng.normal(size=(20, 15)), rng.normal(size=20), names, simultaneous=True, seed=seed)
-        missed += any(one.excludes_zero for one in found)
+        correlations = rank_correlations(
+            rng.normal(size=(20, 15)), rng.normal(size=20), names, simultaneous=True, seed=seed
+        )
+        missed += any(interval.excludes_zero for interval in correlations)
     assert missed / 150 < 0.094
 
 
@@ -185,10 +189,10 @@ def test_a_constant_has_no_correlation_and_few_clusters_no_interval():
 def test_shares_of_a_total_add_up_and_a_total_that_may_be_zero_has_none():
     x, _, names = _table()
     parts = x[:, :2] + [3.0, 1.0]
-    found = ratio_intervals(parts, parts.sum(1), names)
-    assert sum(one.mean for one in found) == pytest.approx(1)
-    assert found[0].mean == pytest.approx(parts[:, 0].sum() / parts.sum())
-    assert found[0].low < found[0].mean < found[0].high
+    intervals = ratio_intervals(parts, parts.sum(1), names)
+    assert sum(interval.mean for interval in intervals) == pytest.approx(1)
+    assert intervals[0].mean == pytest.approx(parts[:, 0].sum() / parts.sum())
+    assert intervals[0].low < intervals[0].mean < intervals[0].high
     centred = x[:, :1] - x[:, :1].mean()
     assert math.isnan(ratio_intervals(centred, centred[:, 0] + 1e-3, names)[0].low)
 
@@ -199,33 +203,35 @@ def test_shares_of_a_total_hold_the_truth_as_often_as_they_should():
         rng = np.random.default_rng(seed)
         total = rng.normal(2.0, 1.0, size=60)
         part = 0.7 * total + rng.normal(0, 0.5, size=60)
-        (found,) = ratio_intervals(part[:, None], total, [str(i) for i in range(60)], seed=seed)
-        missed += not found.low <= 0.7 <= found.high
+        (interval,) = ratio_intervals(part[:, None], total, [str(i) for i in range(60)], seed=seed)
+        missed += not interval.low <= 0.7 <= interval.high
     assert missed <= 22  # as above
 
 
 def test_an_interval_over_seeds_is_students():
     values = [0.31, 0.12, 0.25, 0.4]
-    found = seed_interval(values)
+    interval = seed_interval(values)
     low, high = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
-    assert (found.mean, found.low, found.high, found.n) == pytest.approx((0.27, low, high, 4))
+    assert (interval.mean, interval.low, interval.high, interval.n) == pytest.approx((0.27, low, high, 4))
     # by hand: the t quantile of 2 degrees of freedom is 4.303; mean 2, deviation 1, over the root of 3
     three = seed_interval([1.0, 2.0, 3.0])
     assert (three.low, three.high) == pytest.approx((2 - 4.3027 / math.sqrt(3), 2 + 4.3027 / math.sqrt(3)), abs=1e-4)
 
 
 def test_one_seed_has_no_interval_and_equal_seeds_have_one_without_width():
-    one = seed_interval([0.5])
-    assert one.as_dict() == {"mean": 0.5, "low": None, "high": None, "n": 1}
-    assert not one.excludes_zero
+    interval = seed_interval([0.5])
+    assert interval.as_dict() == {"mean": 0.5, "low": None, "high": None, "n": 1}
+    assert not interval.excludes_zero
     same = seed_interval([0.5, 0.5, 0.5])
     assert (same.mean, same.low, same.high) == (0.5, 0.5, 0.5)
 
 
 def test_intervals_over_seeds_hold_the_truth_as_often_as_they_should():
     rng = np.random.default_rng(0)
-    found = [seed_interval(rng.normal(size=3).tolist()) for _ in range(2000)]
-    assert sum(one.excludes_zero for one in found) == pytest.approx(100, abs=40)  # 5%, four standard deviations
+    intervals = [seed_interval(rng.normal(size=3).tolist()) for _ in range(2000)]
+    assert sum(interval.excludes_zero for interval in intervals) == pytest.approx(
+        100, abs=40
+    )  # 5%, four standard deviations
 
 
 def test_neither_order_nor_a_shift_changes_the_width_of_an_interval_over_seeds():

@@ -54,10 +54,10 @@ def test_the_facts_own_answers_are_no_other_split() -> None:
 
 def test_a_constant_answer_is_right_where_it_is_accepted() -> None:
     facts = [Fact("a", "country", ("USA", "US")), Fact("b", "country", ("Peru",)), Fact("c", "sport", ("golf",))]
-    found = constant(make_prompts(facts), {"country": ("US", "USA")})
-    assert found.outputs == ("US", "US", "")
-    assert found.correct == (True, False, False)
-    assert found.shortcut == (False, True, False)
+    scores = constant(make_prompts(facts), {"country": ("US", "USA")})
+    assert scores.outputs == ("US", "US", "")
+    assert scores.correct == (True, False, False)
+    assert scores.shortcut == (False, True, False)
 
 
 def test_scores_are_counted_by_what_the_base_completes() -> None:
@@ -66,8 +66,8 @@ def test_scores_are_counted_by_what_the_base_completes() -> None:
     stated = {f"r/{name}": name in "acd" for name in "abcdef"}
     answers = constant(asked, {"r": ("a",)})
     learned = constant(trained, {"r": ("c",)})
-    found = scored(answers, stated, learned)
-    assert (found["correct"], found["stated"]) == ([True, False], [True, False])
-    assert (found["new_facts"], found["kept_facts"]) == (0.0, 0.5)  # of e, f; of c, d
+    scores = scored(answers, stated, learned)
+    assert (scores["correct"], scores["stated"]) == ([True, False], [True, False])
+    assert (scores["new_facts"], scores["kept_facts"]) == (0.0, 0.5)  # of e, f; of c, d
     alone = scored(answers, stated)
     assert alone["new_facts"] is alone["kept_facts"] is alone["drift"] is alone["subject_attention"] is None

@@ -15,10 +15,10 @@ def test_ratios_are_drawn_by_world_method_and_split() -> None:
     methods = {"plain": plain, "other": {"bottom": Interval(1.0, 0.75, 1.25, 9)}}
     panels = {"one": methods, "two": methods}
     figure = draw_extraction(panels)
-    one, two = axes = list[Any](figure.axes)
+    left, two = axes = list[Any](figure.axes)
     assert [ax.get_title() for ax in axes] == ["one", "two"]
-    assert [label.get_text() for label in one.get_yticklabels()] == ["plain", "other"]
-    top, bottom = one.containers
+    assert [label.get_text() for label in left.get_yticklabels()] == ["plain", "other"]
+    top, bottom = left.containers
     assert list(top.lines[0].get_xdata()) == [0.5]
     assert list(bottom.lines[0].get_xdata()) == [0.25, 1.0]
     whisker = bottom.lines[2][0].get_segments()[0][:, 0]

@@ -26,9 +26,9 @@ def test_controls_are_scored_by_the_shortcuts_of_training_and_left_out_where_the
     with pytest.warns(
         UserWarning, match="no training: few-shot' of split bottom is left out: few-shot needs more than 4"
     ):
-        found = world.controls("bottom")
-    assert list(found) == ["no training: statement", "no training: question", "constant answer"]
+        controls = world.controls("bottom")
+    assert list(controls) == ["no training: statement", "no training: question", "constant answer"]
     wrong = [fact for fact in held if fact.answer != usual[fact.relation][0]]
     assert wrong
-    for control in found.values():  # all say the shortcut, so whatever is wrong is the shortcut
+    for control in controls.values():  # all say the shortcut, so whatever is wrong is the shortcut
         assert control["shortcut_rate"] == 1.0

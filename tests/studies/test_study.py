@@ -100,7 +100,7 @@ def test_a_method_may_be_trained_on_shuffled_answers_and_on_those_of_the_base(do
     study(more, out)
     run = out / "fits/tiny/seed-0/top"
     facts = {name: load_run(run / name / "run-0").train for name in ("plain", "shuffled", "of-base")}
-    subjects = {name: [(fact.subject, fact.relation) for fact in some] for name, some in facts.items()}
+    subjects = {name: [(fact.subject, fact.relation) for fact in taught] for name, taught in facts.items()}
     assert subjects["plain"] == subjects["shuffled"]
     assert [fact.answers for fact in facts["plain"]] != [fact.answers for fact in facts["shuffled"]]
     said = json.loads((out / "bases/tiny-0-statement.json").read_text())
@@ -149,9 +149,9 @@ def test_a_study_whose_folder_is_removed_is_no_success_and_can_be_run_again(
     out, measured = config.parent / "removed", run_fit._measured
 
     def removing(*arguments: object) -> object:
-        found = measured(*arguments)  # pyright: ignore[reportArgumentType]
+        result = measured(*arguments)  # pyright: ignore[reportArgumentType]
         shutil.rmtree(out)
-        return found
+        return result
 
     with monkeypatch.context() as patch:
         patch.setattr(run_fit, "_measured", removing)

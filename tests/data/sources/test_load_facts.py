@@ -22,10 +22,10 @@ def own(tmp_path: Path) -> Path:
 
 def test_a_path_is_ones_own_file_and_relations_and_limit_choose_from_it(own: Path) -> None:
     assert len(load_facts(own)) == 12
-    some = load_facts(str(own), relations=["x", "y"], limit=5, seed=1)
-    assert len(some) == 5
-    assert set(some.relations) <= {"x", "y"}
-    assert some.facts == load_facts(own, relations=["x", "y"], limit=5, seed=1).facts
+    drawn = load_facts(str(own), relations=["x", "y"], limit=5, seed=1)
+    assert len(drawn) == 5
+    assert set(drawn.relations) <= {"x", "y"}
+    assert drawn.facts == load_facts(own, relations=["x", "y"], limit=5, seed=1).facts
 
 
 def test_popqa_takes_a_path_behind_the_colon(popqa: Path) -> None:
