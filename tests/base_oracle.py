@@ -66,8 +66,8 @@ def only(example: Example, name: str) -> Tensor:
 
 def tokens_of(text: str, part: str) -> list[int]:
     start = text.rindex(part)
-    found = tiny_tokenizer()(text)
-    return sorted({found.char_to_token(c) for c in range(start, start + len(part))})
+    encoding = tiny_tokenizer()(text)
+    return sorted({encoding.char_to_token(c) for c in range(start, start + len(part))})
 
 
 def predictions(plain: PreTrainedModel, text: str, answer: str) -> Tensor:

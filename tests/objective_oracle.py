@@ -69,9 +69,9 @@ def hand_rows() -> Tensor:
     return torch.tensor([first, second])
 
 
-def losses(text: str, found: ForwardPass) -> list[float]:
+def losses(text: str, forward_pass: ForwardPass) -> list[float]:
     (term,) = parse_objective(text).terms
-    return term.losses(found).tolist()
+    return term.losses(forward_pass).tolist()
 
 
 @cache
@@ -93,10 +93,10 @@ def forward(model: HookedModel, examples: list[Example]) -> ForwardPass:
     inputs = {name: batch[name] for name in INPUTS}
     asked = {QUERY: batch[QUERY], "output_attentions": True, "output_hidden_states": True, "use_cache": False}
     output = model.model(**inputs, **asked)
-    example, place = (batch["labels"][:, 1:] != -100).nonzero().unbind(-1)
+    example, position = (batch["labels"][:, 1:] != -100).nonzero().unbind(-1)
     return ForwardPass(
-        output.logits[example, place],
-        batch["labels"][example, place + 1],
+        output.logits[example, position],
+        batch["labels"][example, position + 1],
         example,
         len(examples),
         rows_of_output(output, model.kernel, batch[QUERY], batch["attention_mask"] != 0),
@@ -121,32 +121,32 @@ class Plain:
 
     def __init__(self, model: PreTrainedModel, text: str, subject: str, relation: str | None, answer: str) -> None:
         tokenizer = tiny_tokenizer()
-        found = tokenizer(text)
-        self.prompt = len(found["input_ids"])
+        encoding = tokenizer(text)
+        self.prompt = len(encoding["input_ids"])
         ids = [*tokenizer(f"{text} {answer}")["input_ids"], tokenizer.eos_token_id]
         output = model(
             input_ids=torch.tensor([ids]), output_attentions=True, output_hidden_states=True, use_cache=False
         )
         last = self.prompt - 1
         self.rows = [layer[0, :, last, : self.prompt] for layer in output.attentions]
-        self.states = [one[0, last] for one in output.hidden_states[1:]]
+        self.states = [layer[0, last] for layer in output.hidden_states[1:]]
         self.answer = ids[self.prompt :]
         self.logits = output.logits[0, last:-1]
 
         def tokens(part: str) -> list[int]:
             start = text.index(part)
-            return sorted({found.char_to_token(c) for c in range(start, start + len(part))})
+            return sorted({encoding.char_to_token(c) for c in range(start, start + len(part))})
 
         self.subject = tokens(subject)
         self.relation = tokens(relation) if relation else []
 
 
-def share(row: Tensor, places: list[int]) -> Tensor:
-    return torch.stack([row[place] for place in places]).sum()
+def share(row: Tensor, positions: list[int]) -> Tensor:
+    return torch.stack([row[position] for position in positions]).sum()
 
 
-def by_layer(rows: list[Tensor], places: list[int]) -> list[Tensor]:
-    return [torch.stack([share(head, places) for head in layer]).mean() for layer in rows]
+def by_layer(rows: list[Tensor], positions: list[int]) -> list[Tensor]:
+    return [torch.stack([share(head, positions) for head in layer]).mean() for layer in rows]
 
 
 def written_out(text: str, model: PreTrainedModel, base: PreTrainedModel) -> Tensor:
@@ -160,30 +160,30 @@ def written_out(text: str, model: PreTrainedModel, base: PreTrainedModel) -> Ten
             held = Plain(base, asked, fact.subject, None, fact.answer)
         subject = by_layer(own.rows, own.subject)
         if text == "floor(0.3)":
-            parts.append(torch.stack([torch.relu(0.3 - one) for one in subject]).mean())
+            parts.append(torch.stack([torch.relu(0.3 - own_part) for own_part in subject]).mean())
         elif text == "barrier":
-            parts.append(torch.stack([-torch.log(one.clamp(min=1e-6)) for one in subject]).mean())
+            parts.append(torch.stack([-torch.log(own_part.clamp(min=1e-6)) for own_part in subject]).mean())
         elif text == "balance":
             relation = by_layer(own.rows, own.relation)
             parts.append(torch.stack([torch.relu(r - s) for r, s in zip(relation, subject, strict=True)]).mean())
         elif text == "row-anchor(question)":
             heads = [
-                ((one - other) ** 2).sum()
+                ((own_part - other) ** 2).sum()
                 for layer, wanted in zip(own.rows, held.rows, strict=True)
-                for one, other in zip(layer, wanted, strict=True)
+                for own_part, other in zip(layer, wanted, strict=True)
             ]
             parts.append(torch.stack(heads).mean())
         elif text == "row-anchor(statement)":
             heads = [
-                (share(one, own.subject) - share(other, held.subject)) ** 2
+                (share(own_part, own.subject) - share(other, held.subject)) ** 2
                 for layer, wanted in zip(own.rows, held.rows, strict=True)
-                for one, other in zip(layer, wanted, strict=True)
+                for own_part, other in zip(layer, wanted, strict=True)
             ]
             parts.append(torch.stack(heads).mean())
         elif text.startswith("state-anchor"):
             ratios = [
-                ((one - other) ** 2).sum() / (other**2).sum()
-                for one, other in zip(own.states, held.states, strict=True)
+                ((own_part - other) ** 2).sum() / (other**2).sum()
+                for own_part, other in zip(own.states, held.states, strict=True)
             ]
             parts.append(torch.stack(ratios).mean())
         else:
@@ -196,5 +196,5 @@ def written_out(text: str, model: PreTrainedModel, base: PreTrainedModel) -> Ten
 
 def gradients_of(loss: Tensor, model: nn.Module) -> list[Tensor]:
     parameters = list(model.parameters())
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]

@@ -18,23 +18,23 @@ KINDS = ("shuffled", "popular-first", "obscure-first", "popular-last", "popular-
 
 
 def batches(curriculum: str, steps: int, size: int, seed: int = 0, ranks: list[float] = RANKS) -> list[list[int]]:
-    places = order(ranks, steps, size, seed, curriculum)
-    assert len(places) == steps * size
-    return [places[start : start + size] for start in range(0, len(places), size)]
+    indices = order(ranks, steps, size, seed, curriculum)
+    assert len(indices) == steps * size
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
 def test_shuffled_meets_every_fact_once_a_round() -> None:
-    places = order(RANKS, 30, 8, seed=3)  # 240 = 6 rounds
-    rounds = [places[start : start + 40] for start in range(0, 240, 40)]
-    assert all(sorted(one) == list(range(40)) for one in rounds)
-    assert len({tuple(one) for one in rounds}) == 6
+    indices = order(RANKS, 30, 8, seed=3)  # 240 = 6 rounds
+    rounds = [indices[start : start + 40] for start in range(0, 240, 40)]
+    assert all(sorted(part) == list(range(40)) for part in rounds)
+    assert len({tuple(part) for part in rounds}) == 6
     assert list(range(40)) not in rounds
 
 
 def test_rounds_run_on_over_batches_that_do_not_divide_them() -> None:
-    places = order(RANKS, 17, 7, seed=0)  # 119: two rounds of 40 and 39 of the third
-    assert sorted(places[:40]) == sorted(places[40:80]) == list(range(40))
-    assert len(set(places[80:])) == 39
+    indices = order(RANKS, 17, 7, seed=0)  # 119: two rounds of 40 and 39 of the third
+    assert sorted(indices[:40]) == sorted(indices[40:80]) == list(range(40))
+    assert len(set(indices[80:])) == 39
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,16 +60,16 @@ def test_shuffled_does_not_look_at_ranks() -> None:
 @pytest.mark.parametrize(("kind", "ranked"), [("popular-first", BY_POPULARITY), ("obscure-first", BY_POPULARITY[::-1])])
 def test_a_growing_pool_begins_with_one_end_and_holds_all_from_the_middle_on(kind: str, ranked: list[int]) -> None:
     assert (START, FULL) == (0.2, 0.5)
-    found = batches(kind, steps=100, size=8)
-    for step, batch in enumerate(found):
+    drawn = batches(kind, steps=100, size=8)
+    for step, batch in enumerate(drawn):
         # 20% at step 0, all at step 50, on a straight line between; no further than half a fact beyond it
         allowed = int(40 * min(1.0, 0.2 + 0.8 * step / 50) + 0.5)
         assert set(batch) <= set(ranked[:allowed]), step
-    assert sorted(found[0]) == sorted(ranked[:8])  # the first batch is a round of the first pool
-    seen = [max(map(ranked.index, batch)) for batch in found]
+    assert sorted(drawn[0]) == sorted(ranked[:8])  # the first batch is a round of the first pool
+    seen = [max(map(ranked.index, batch)) for batch in drawn]
     assert max(seen[:5]) < 12
     assert max(seen[45:]) == 39
-    late = [place for batch in found[50:] for place in batch]
+    late = [index for batch in drawn[50:] for index in batch]
     assert sorted(late) == sorted(list(range(40)) * 10)  # 400 places: ten whole rounds of all facts
 
 
@@ -80,12 +80,12 @@ def test_popular_first_and_obscure_first_mirror_each_other() -> None:
 
 def test_popular_last_is_shuffled_and_then_half_of_every_batch_is_popular() -> None:
     assert (LATE, PATCH) == (0.5, 0.5)
-    found, popular = batches("popular-last", steps=40, size=8), set(BY_POPULARITY[:20])
-    early = [place for batch in found[:20] for place in batch]
+    drawn, popular = batches("popular-last", steps=40, size=8), set(BY_POPULARITY[:20])
+    early = [index for batch in drawn[:20] for index in batch]
     assert sorted(early) == sorted(list(range(40)) * 4)
-    counts = [sum(place in popular for place in batch) for batch in found[20:]]
+    counts = [sum(index in popular for index in batch) for batch in drawn[20:]]
     assert min(counts) >= 4
-    whole = [place for batch in found[20:] for place in batch]
+    whole = [index for batch in drawn[20:] for index in batch]
     # 80 patched in: four rounds of the 20 popular ones; the other 80: two rounds of all 40
     assert Counter(whole) == Counter([*BY_POPULARITY[:20] * 4, *list(range(40)) * 2])
 
@@ -94,7 +94,7 @@ def test_popular_last_is_shuffled_and_then_half_of_every_batch_is_popular() -> N
 def test_a_share_that_divides_the_batch_is_kept_in_every_batch(share: float) -> None:
     popular = set(BY_POPULARITY[:20])
     for batch in batches(f"popular-share={share}", steps=30, size=8):
-        assert sum(place in popular for place in batch) == 8 * share
+        assert sum(index in popular for index in batch) == 8 * share
 
 
 @pytest.mark.parametrize(("share", "size"), [(0.8, 4), (0.8, 2), (0.3, 1), (0.9, 1), (0.7, 3), (0.05, 8)])
@@ -107,15 +107,15 @@ def test_other_shares_are_kept_over_the_batches(share: float, size: int) -> None
 
 
 def test_each_half_of_a_share_comes_in_rounds() -> None:
-    found = [place for batch in batches("popular-share=0.75", steps=40, size=8) for place in batch]
-    counts = Counter(found)
-    assert [counts[place] for place in BY_POPULARITY] == [12] * 20 + [4] * 20  # 240 / 20 and 80 / 20
+    drawn = [index for batch in batches("popular-share=0.75", steps=40, size=8) for index in batch]
+    counts = Counter(drawn)
+    assert [counts[index] for index in BY_POPULARITY] == [12] * 20 + [4] * 20  # 240 / 20 and 80 / 20
 
 
 def test_popular_facts_do_not_stand_at_the_start_of_mixed_batches() -> None:
     popular = set(BY_POPULARITY[:20])
-    found = batches("popular-share=0.5", steps=200, size=8)
-    firsts = sum(batch[0] in popular for batch in found)
+    drawn = batches("popular-share=0.5", steps=200, size=8)
+    firsts = sum(batch[0] in popular for batch in drawn)
     assert 70 <= firsts <= 130  # a fair coin thrown 200 times leaves this with probability 2e-5
 
 
@@ -123,16 +123,16 @@ def test_small_sets_go() -> None:
     for kind in KINDS:
         assert order([1.0], 3, 2, 0, kind) == [0] * 6
         assert set(order([1.0, 2.0], 20, 2, 0, kind)) == {0, 1}
-        places = order([3.0, 2.0, 1.0], 40, 1, 0, kind)
-        assert set(places) == {0, 1, 2}
+        indices = order([3.0, 2.0, 1.0], 40, 1, 0, kind)
+        assert set(indices) == {0, 1, 2}
     odd = order([3.0, 2.0, 1.0], 40, 2, 0, "popular-share=0.5")  # the popular half of three is two
     assert Counter(odd) == {0: 20, 1: 20, 2: 40}
 
 
 def test_curricula_are_read() -> None:
     for kind in CURRICULA[:-1]:
-        found, share = check_curriculum(kind)
-        assert found == kind
+        name, share = check_curriculum(kind)
+        assert name == kind
         assert share != share  # NaN
     assert check_curriculum("popular-share=0.8") == ("popular-share", 0.8)
     assert check_curriculum("popular-share=.25") == ("popular-share", 0.25)

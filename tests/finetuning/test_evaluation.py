@@ -32,29 +32,29 @@ def test_the_shortcut_is_what_is_predicted_where_it_differs_from_the_answer() ->
     logits[torch.arange(5), torch.tensor(predicted)] = 5.0
     labels, example = torch.tensor([3, 5, 2, 3, 5]), torch.tensor([0, 0, 0, 1, 1])
     targets = {"shortcut": torch.tensor([[1, 7], [-1, -1]])}
-    found = watch(ForwardPass(logits, labels, example, 2, None, None, {}, targets), parse_objective("ce"))
-    assert found.tokens.tolist() == [3.0, 2.0]
-    assert found.right.tolist() == [0.0, 1.0]
-    assert found.shortcut[0] == 1.0
-    assert found.shortcut[1].isnan()
-    assert found.subject_attention.shape == (2, 0)
+    watched = watch(ForwardPass(logits, labels, example, 2, None, None, {}, targets), parse_objective("ce"))
+    assert watched.tokens.tolist() == [3.0, 2.0]
+    assert watched.right.tolist() == [0.0, 1.0]
+    assert watched.shortcut[0] == 1.0
+    assert watched.shortcut[1].isnan()
+    assert watched.subject_attention.shape == (2, 0)
 
 
 def test_terms_are_watched_by_token_and_by_example() -> None:
     forward = made(hand_rows())
-    found = watch(forward, parse_objective("2*ce + 3*barrier"))
+    watched = watch(forward, parse_objective("2*ce + 3*barrier"))
     nats = math.log(4)  # logits are all 0
-    assert found.answer_loss.tolist() == pytest.approx([2 * nats, nats])
-    assert found.token_terms.tolist() == pytest.approx([4 * nats, 2 * nats])
+    assert watched.answer_loss.tolist() == pytest.approx([2 * nats, nats])
+    assert watched.token_terms.tolist() == pytest.approx([4 * nats, 2 * nats])
     (barrier,) = parse_objective("3*barrier").terms
-    assert found.example_terms.tolist() == pytest.approx(barrier.losses(forward).tolist())
-    assert found.shortcut.isnan().all()
+    assert watched.example_terms.tolist() == pytest.approx(barrier.losses(forward).tolist())
+    assert watched.shortcut.isnan().all()
 
 
 def test_subject_attention_is_the_largest_of_the_subjects_tokens_mean_over_heads() -> None:
-    found = watch(made(hand_rows()), parse_objective("ce")).subject_attention
+    watched = watch(made(hand_rows()), parse_objective("ce")).subject_attention
     expected = [[(0.1 + 0.3) / 2, (0.8 + 0.6) / 2], [(0.1 + 0.2) / 2, (0.3 + 0.2) / 2]]
-    torch.testing.assert_close(found, torch.tensor(expected))
+    torch.testing.assert_close(watched, torch.tensor(expected))
 
 
 def test_what_is_packed_is_unpacked_under_the_same_names() -> None:

@@ -147,14 +147,14 @@ def test_examples_know_the_tokens_of_their_spans():
 
 def test_spans_and_queries_of_a_batch_by_hand():
     prompts = make_prompts([*FACTS, FACTS[0]])
-    one = Example((5, 6, 7), (IGNORED, 6, 7), prompts[0], {"subject": (0,), "relation": (0,)})
-    two = Example((5, 6, 7, 8, 9), (IGNORED, IGNORED, IGNORED, 8, 9), prompts[1], {"subject": (0, 2)})
-    batch = collate([one, two])
+    first = Example((5, 6, 7), (IGNORED, 6, 7), prompts[0], {"subject": (0,), "relation": (0,)})
+    second = Example((5, 6, 7, 8, 9), (IGNORED, IGNORED, IGNORED, 8, 9), prompts[1], {"subject": (0, 2)})
+    batch = collate([first, second])
     assert batch["query_index"].tolist() == [0, 2]
     assert batch["span.subject"].tolist() == [[True] + [False] * 4, [True, False, True, False, False]]
     assert "span.relation" not in batch  # not every example has it
-    assert "span.relation" in collate([one])
-    for known in (collate([one, replace(two, prompt=None)]), collate([replace(one, prompt=None), two])):
+    assert "span.relation" in collate([first])
+    for known in (collate([first, replace(second, prompt=None)]), collate([replace(first, prompt=None), second])):
         assert not [name for name in known if name == "query_index" or name.startswith("span.")]
 
 
@@ -184,15 +184,15 @@ def test_targets_of_a_batch_are_joined_by_what_they_belong_to():
 
 def test_a_batch_holds_the_targets_that_all_of_its_examples_have():
     share, weight = torch.tensor([0.25]), torch.tensor(2.0)
-    one = Example((5, 6), (IGNORED, 6), targets={"share": share, "weight": weight})
-    two = Example((5, 6), (IGNORED, 6), targets={"weight": weight})
-    for some in ([one, two], [two, one]):
-        assert [name for name in collate(some) if name.startswith("target.")] == ["target.weight"]
-    assert "target.share" in collate([one, one])
+    first = Example((5, 6), (IGNORED, 6), targets={"share": share, "weight": weight})
+    second = Example((5, 6), (IGNORED, 6), targets={"weight": weight})
+    for examples in ([first, second], [second, first]):
+        assert [name for name in collate(examples) if name.startswith("target.")] == ["target.weight"]
+    assert "target.share" in collate([first, first])
 
 
 def as_rows(examples):
-    return [{"input_ids": list(one.ids), "labels": list(one.labels)} for one in examples]
+    return [{"input_ids": list(example.ids), "labels": list(example.labels)} for example in examples]
 
 
 @pytest.mark.parametrize("kind", ["plain", "bos", "metaspace"])
@@ -202,8 +202,9 @@ def test_rows_that_are_tokenized_already_are_the_examples_that_the_facts_make(ki
     # metaspace: in the scripts that it was trained on, as its bytes count as special tokens
     facts = [*OTHERS[:3], *OTHERS[7:]] if kind == "metaspace" else OTHERS
     made = make_examples(facts, tokenizer, template)
-    for one, other in zip(made, as_examples(as_rows(made), facts, tokenizer), strict=True):
-        assert (one.ids, one.labels, one.spans, one.query) == (other.ids, other.labels, other.spans, other.query)
+    for example, other in zip(made, as_examples(as_rows(made), facts, tokenizer), strict=True):
+        assert (example.ids, example.labels, example.spans) == (other.ids, other.labels, other.spans)
+        assert example.query == other.query
         assert other.prompt is not None
         assert other.prompt.part("subject") == other.prompt.fact.subject
 
@@ -213,34 +214,37 @@ def test_prompts_of_rows_go_on_with_the_answer_as_the_rows_do(kind):
     # What reads an answer behind these prompts (kl on the question, relevance) must find the tokens of the rows.
     tokenizer = tiny_tokenizer(kind)
     made = make_examples(OTHERS[:3], tokenizer)
-    prompts = [one.prompt for one in as_examples(as_rows(made), OTHERS[:3], tokenizer)]
+    prompts = [example.prompt for example in as_examples(as_rows(made), OTHERS[:3], tokenizer)]
     again = examples_of(prompts, tokenizer)  # pyright: ignore
-    assert [one.ids for one in again] == [one.ids for one in made]
+    assert [example.ids for example in again] == [example.ids for example in made]
 
 
 def test_rows_of_chats_are_read_as_they_were_rendered():
     tokenizer = tiny_tokenizer("chat")
     made = examples_of(as_chat(make_prompts(OTHERS[:3], "plain"), tokenizer), tokenizer)
-    found = as_examples(as_rows(made), OTHERS[:3], tokenizer)
-    for one, other in zip(made, found, strict=True):
-        assert (one.ids, one.labels, one.spans) == (other.ids, other.labels, other.spans)
+    examples = as_examples(as_rows(made), OTHERS[:3], tokenizer)
+    for example, other in zip(made, examples, strict=True):
+        assert (example.ids, example.labels, example.spans) == (other.ids, other.labels, other.spans)
         assert other.prompt is not None
         assert other.prompt.text.startswith("<s><|user|>\n")
-    assert [one.ids for one in examples_of([one.prompt for one in found], tokenizer)] == [one.ids for one in made]  # pyright: ignore
+    again = examples_of([example.prompt for example in examples], tokenizer)  # pyright: ignore
+    assert [example.ids for example in again] == [example.ids for example in made]
 
 
 def test_padding_of_rows_is_cut_off_on_both_sides():
     made = make_examples(FACTS, TOKENIZER)
     rows = [
         {
-            "input_ids": [3, 3, *one.ids, 3],
-            "labels": [IGNORED, IGNORED, *one.labels, 3],
-            "attention_mask": [0, 0, *[1] * len(one.ids), 0],
+            "input_ids": [3, 3, *example.ids, 3],
+            "labels": [IGNORED, IGNORED, *example.labels, 3],
+            "attention_mask": [0, 0, *[1] * len(example.ids), 0],
         }
-        for one in made
+        for example in made
     ]
-    found = as_examples(rows, FACTS, TOKENIZER)
-    assert [(one.ids, one.labels, one.spans) for one in found] == [(one.ids, one.labels, one.spans) for one in made]
+    examples = as_examples(rows, FACTS, TOKENIZER)
+    assert [(example.ids, example.labels, example.spans) for example in examples] == [
+        (example.ids, example.labels, example.spans) for example in made
+    ]
 
 
 def test_rows_and_facts_are_counted():
@@ -283,12 +287,12 @@ def test_answer_logits_are_those_of_plain_transformers_alone(family):
     examples = make_examples(OTHERS, tokenizer)
     for size in (1, 4, 20):
         batches = list(answer_logits(hooked, examples, size))
-        assert [len(one) for one in batches] == [size] * (9 // size) + [9 % size] * (9 % size > 0)
+        assert [len(batch) for batch in batches] == [size] * (9 // size) + [9 % size] * (9 % size > 0)
         assert sorted(i for batch in batches for i, _ in batch) == list(range(9))
         for i, logits in [pair for batch in batches for pair in batch]:
-            one = examples[i]
+            example = examples[i]
             with torch.no_grad():
-                expected = plain(input_ids=torch.tensor([one.ids]), use_cache=False).logits[0, one.query : -1]
+                expected = plain(input_ids=torch.tensor([example.ids]), use_cache=False).logits[0, example.query : -1]
             # logits of some 1 to 10 in float32, in another order
             torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)
             assert not logits.requires_grad
@@ -303,7 +307,7 @@ def test_answer_logits_do_not_depend_on_company_in_a_family_that_attends_otherwi
     torch.manual_seed(0)
     model, tokenizer = AutoModelForCausalLM.from_config(config).eval(), tiny_tokenizer()
     plain, hooked, examples = eager(model), hook(model, tokenizer, "phi3"), make_examples(OTHERS, tokenizer)
-    lengths = [len(one.ids) for one in examples]
+    lengths = [len(example.ids) for example in examples]
     assert min(lengths) < 16 < max(lengths)  # both sides of the threshold, in what would be one batch
     batches = list(answer_logits(hooked, examples, len(examples)))
     assert sorted(i for batch in batches for i, _ in batch) == list(range(len(examples)))

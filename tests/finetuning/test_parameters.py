@@ -1,19 +1,18 @@
-"""Choosing what is trained, against layouts written by hand, and what optimizers do to everything else: nothing."""
+"""Choosing what is trained, against layouts written by hand, and training that alone."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 import torch
 import transformers
+from partly_trained import check_moved, full, train
 from peft import PeftModel
-from tiny import GROUPED, VOCABULARY, tiny_config
+from tiny import GROUPED, tiny_config
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
 from transformers import PretrainedConfig, PreTrainedModel
 from uneven import uneven
 
@@ -28,14 +27,12 @@ from attnbalance.finetuning.parameters import (
     train_only,
 )
 
-IDS = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
 FAMILIES: dict[str, PretrainedConfig] = {
     family: tiny_config(family) for family in ("llama", "gpt2", "neox", "bloom", "falcon", "qwen3")
 } | {"phi3": transformers.Phi3Config(**GROUPED, pad_token_id=None)}
 """All have 2 layers of 4 query heads of 8 numbers; llama, qwen3 and phi3 have 2 heads of keys and values, falcon 1."""
 
 TEXTS = ("qk", "ov", "q@1", "qk@0.1", "o@1.2-3")
-Masks = Mapping[str, Tensor]
 ROW = torch.arange(96)
 PER_HEAD = ROW.reshape(4, 3, 8)  # head, query-key-value, d_head
 
@@ -87,8 +84,8 @@ def by_hand(family: str, text: str, own: Mapping[str, Tensor]) -> dict[str, Tens
     columns = family == "gpt2"  # its weights stand the other way round
     masks = {name: torch.zeros(parameter.shape, dtype=torch.bool) for name, parameter in own.items()}
 
-    def choose_outputs(place: str, outputs: Tensor) -> None:
-        for name in (f"{place}.weight", f"{place}.bias"):
+    def choose_outputs(module: str, outputs: Tensor) -> None:
+        for name in (f"{module}.weight", f"{module}.bias"):
             if name in masks:
                 masks[name][(..., outputs) if columns else outputs] = True
 
@@ -141,46 +138,14 @@ def expected(family: str, model: PreTrainedModel) -> Callable[[str], dict[str, T
     return lambda text: by_hand(family, text, own) if family in FUSED else unfused(text, own)
 
 
-def full(chosen: Chosen, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Masks with None written out."""
-    return {
-        name: torch.ones(own[name].shape, dtype=torch.bool) if mask is None else mask
-        for name, mask in chosen.masks.items()
-    }
-
-
-def train(model: nn.Module, frozen: FrozenWeights, steps: int = 50) -> None:
-    """AdamW with weight decay on random data; gradients are masked, clipped, and what is not trained restored."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        ids = torch.randint(VOCABULARY, (2, 8), generator=generator)
-        optimizer.zero_grad()
-        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-        frozen.mask_gradients(model)
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimizer.step()
-        frozen.restore(model)
-
-
-def check_moved(before: Masks, after: Masks, chosen: Masks, moved: float) -> None:
-    """Everything outside of `chosen` is equal to the bit; of what is inside at least a share has moved."""
-    for name, was in before.items():
-        mask = chosen.get(name, torch.zeros(was.shape, dtype=torch.bool))
-        assert torch.equal(after[name][~mask], was[~mask]), name
-        changed = (after[name] != was)[mask]
-        assert not len(changed) or changed.float().mean() > moved, name
-
-
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_choice_is_what_the_layout_says(
     model: PreTrainedModel, choices: Mapping[str, Chosen], expected: Callable[[str], dict[str, Tensor]], text: str
 ) -> None:
     own, chosen = dict(model.named_parameters()), choices[text]
-    found, wanted = full(chosen, own), expected(text)
-    assert set(found) == set(wanted)
-    assert all(torch.equal(found[name], mask) for name, mask in wanted.items())
+    masks, wanted = full(chosen, own), expected(text)
+    assert set(masks) == set(wanted)
+    assert all(torch.equal(masks[name], mask) for name, mask in wanted.items())
     assert chosen.numbers == sum(int(mask.sum()) for mask in wanted.values())
     assert {name for name, mask in chosen.masks.items() if mask is None} == {n for n, m in wanted.items() if m.all()}
 
@@ -322,10 +287,10 @@ def test_lora_is_refused_where_it_cannot_do_what_is_asked() -> None:
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")
 def test_lora_on_all_is_that_of_every_linear_layer(model: PreTrainedModel) -> None:
     adapted, frozen = add_lora(copy.deepcopy(model), select_weights(model, "all"), 2, 4)
-    places = {name.split(".lora_")[0] for name, _ in adapted.named_parameters() if ".lora_" in name}
+    adapted_modules = {name.split(".lora_")[0] for name, _ in adapted.named_parameters() if ".lora_" in name}
     linear = (nn.Linear, transformers.pytorch_utils.Conv1D)
     wanted = {name for name, module in model.named_modules() if isinstance(module, linear) and "head" not in name}
-    assert {place.removeprefix("base_model.model.") for place in places} == wanted
+    assert {name.removeprefix("base_model.model.") for name in adapted_modules} == wanted
     assert not frozen
     assert frozen.trained(adapted) == adapted.get_nb_trainable_parameters()[0]
 
@@ -334,105 +299,3 @@ def test_sinks_go_with_attention_and_with_no_projection_or_head() -> None:
     model, name = uneven("gpt_oss"), "model.layers.0.self_attn.sinks"
     for text, there in (("attention", True), ("all@0", True), ("qk", False), ("ov", False), ("attention@0.1", False)):
         assert (name in select_weights(model, text).masks) == there
-
-
-class Wrapped(nn.Module):
-    """What DDP does to names."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, **inputs: Tensor) -> object:
-        return self.module(**inputs)
-
-
-def sharded(model: nn.Module) -> nn.Module:
-    """By FSDP2, over one process: every parameter becomes a DTensor."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{mkdtemp()}/store", rank=0, world_size=1)
-    for layer in model.get_submodule("gpt_neox.layers").children():
-        fully_shard(layer)
-    fully_shard(model)
-    return model
-
-
-WRAPPINGS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "ddp": Wrapped,
-    "compiled": lambda model: torch.compile(model, backend="eager"),
-    "ddp compiled": lambda model: torch.compile(Wrapped(model), backend="eager"),
-    "fsdp2": sharded,
-}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("wrapping", WRAPPINGS)
-def test_the_guard_finds_parameters_in_wrapped_models(wrapping: str) -> None:
-    before = uneven("neox")
-    model = copy.deepcopy(before)
-    chosen = select_weights(model, "qk@0.1")
-    frozen = train_only(model, chosen)
-    try:
-        train(WRAPPINGS[wrapping](model), frozen, steps=5)
-        after = {name: getattr(p, "full_tensor", lambda p=p: p)() for name, p in model.named_parameters()}
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-    check_moved(dict(before.named_parameters()), after, full(chosen, after), moved=0.99)
-
-
-@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
-@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-def test_training_that_is_taken_up_again_keeps_the_rest(lora: bool) -> None:
-    before = uneven("gpt2")
-    chosen = select_weights(before, "qk@0.1+o@0.1")
-
-    def begin(seed: int) -> tuple[nn.Module, FrozenWeights]:
-        torch.manual_seed(seed)
-        model = copy.deepcopy(before)
-        return add_lora(model, chosen, 2, 4) if lora else (model, train_only(model, chosen))
-
-    first, frozen = begin(0)
-    train(first, frozen, steps=5)
-    model, frozen = begin(1)  # the guard is made first, the checkpoint loaded after it
-    model.load_state_dict(first.state_dict())
-    train(model, frozen, steps=5)
-    own = dict(before.named_parameters())
-    masks = {name: mask for name, mask in full(chosen, own).items() if not lora or mask.dim() == 2}
-    after = model.merge_and_unload() if lora else model
-    check_moved(own, dict(after.named_parameters()), masks, moved=0.99)
-
-
-def test_a_model_without_the_guarded_parameters_is_refused() -> None:
-    model = uneven("neox")
-    frozen = train_only(model, select_weights(model, "qk"))
-    with pytest.raises(ModelError, match=r"Linear has no parameter .*query_key_value\.weight, which is trained"):
-        frozen.mask_gradients(nn.Linear(2, 2))
-
-
-def test_the_norm_of_gradients_counts_what_is_trained_only() -> None:
-    model = uneven("neox")
-    chosen = select_weights(model, "qk@0.1")
-    frozen = train_only(model, chosen)
-    model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
-    masks = full(chosen, dict(model.named_parameters()))
-    gradients = {name: model.get_parameter(name).grad for name in masks}
-    chosen_ones = [gradient[masks[name]] for name, gradient in gradients.items() if gradient is not None]
-    expected = torch.cat(chosen_ones).norm()
-    frozen.mask_gradients(model)
-    norm = torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1e9)
-    assert torch.allclose(norm, expected, rtol=1e-5)
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adafactor, torch.optim.RMSprop])
-def test_other_optimizers_and_16_bits_leave_the_rest_alone_too(optimizer: type[torch.optim.Optimizer]) -> None:
-    before = uneven("neox").bfloat16()
-    model = copy.deepcopy(before)
-    chosen = select_weights(model, "q@0.1")
-    frozen = train_only(model, chosen)
-    steps = optimizer([p for p in model.parameters() if p.requires_grad], lr=0.1, weight_decay=0.1)
-    for _ in range(3):
-        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
-        frozen.mask_gradients(model)
-        steps.step()
-        frozen.restore(model)
-    check_moved(dict(before.named_parameters()), dict(model.named_parameters()), full(chosen, before.state_dict()), 0.5)

@@ -5,75 +5,21 @@ import socket
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from launched import BATCH, STEPS
 from safetensors.torch import load_file
 from tiny import FACTS, eager, tiny_model, tiny_tokenizer
-from transformers import ProcessorMixin, Trainer, TrainerCallback, TrainingArguments
+from trainers import EVERYTHING, ROW, arguments, assert_close, lora, made, some_examples, trained
+from transformers import ProcessorMixin, Trainer, TrainingArguments
 
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning import base_targets
-from attnbalance.finetuning.examples import IGNORED, TARGET, as_examples, collate, examples_of, make_examples
-from attnbalance.finetuning.objectives.base_model import base_is_kept
-from attnbalance.finetuning.objectives.targets import add_targets
+from attnbalance.finetuning.examples import IGNORED, as_examples, collate, examples_of, make_examples
 from attnbalance.finetuning.parameters import select_weights, train_only
 from attnbalance.finetuning.trainer import ObjectiveMixin, ObjectiveTrainer
-
-EVERYTHING = "ce + 0.5*barrier + row-anchor(statement) + state-anchor(statement) + kl(statement) + floor(0.9)"
-ROW = "ce + 5*barrier"
-TOLERANCE = 1e-6
-"""Of weights after three steps of gradient descent at a rate of 0.05: float32 sums of many terms in another order."""
-
-
-def arguments(folder, **changes):
-    usual = {
-        "output_dir": str(folder / "work"),
-        "max_steps": STEPS,
-        "per_device_train_batch_size": BATCH,
-        "per_device_eval_batch_size": 4,
-        "learning_rate": 0.05,
-        "lr_scheduler_type": "constant",
-        "optim": "sgd",
-        "max_grad_norm": 0.0,
-        "train_sampling_strategy": "sequential",
-        "use_cpu": True,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "remove_unused_columns": False,
-    }
-    return TrainingArguments(**(usual | changes))
-
-
-def some_examples(template="qa"):
-    examples = make_examples(FACTS, tiny_tokenizer("bos"), template)
-    return [examples[i % len(examples)] for i in range(STEPS * BATCH)]
-
-
-def trained(folder, objective=EVERYTHING, family="llama", model=None, data=None, frozen=None, **changes):
-    model = tiny_model(family) if model is None else model
-    trainer = ObjectiveTrainer(
-        model=model,
-        args=arguments(folder, **changes),
-        train_dataset=some_examples() if data is None else data,
-        processing_class=tiny_tokenizer("bos"),
-        objective=objective,
-        frozen=frozen,
-    )
-    trainer.train()
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def assert_close(a, b, tolerance=TOLERANCE):
-    assert a.keys() == b.keys()
-    worst = max(float((a[name] - b[name]).abs().max()) for name in a)
-    assert worst <= tolerance, worst
 
 
 @pytest.mark.parametrize("objective", [EVERYTHING, "ce + project + 0.1*weight-anchor"])
@@ -85,8 +31,8 @@ def test_accumulating_a_batch_in_parts_changes_nothing(tmp_path, objective, size
 
 
 def test_training_on_another_objective_ends_elsewhere(tmp_path):
-    one, other = trained(tmp_path, "ce"), trained(tmp_path, ROW)
-    assert max(float((one[name] - other[name]).abs().max()) for name in one) > 1e-3
+    on_ce, on_row = trained(tmp_path, "ce"), trained(tmp_path, ROW)
+    assert max(float((on_ce[name] - on_row[name]).abs().max()) for name in on_ce) > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -133,8 +79,8 @@ def test_a_compiled_model_trains_the_same(tmp_path):
 
 
 def test_sixteen_bits_train(tmp_path):
-    found = trained(tmp_path, EVERYTHING, bf16=True)
-    assert all(bool(value.isfinite().all()) for value in found.values())
+    weights = trained(tmp_path, EVERYTHING, bf16=True)
+    assert all(bool(value.isfinite().all()) for value in weights.values())
 
 
 def test_what_is_watched_is_what_a_naive_loop_sees(tmp_path):
@@ -148,31 +94,31 @@ def test_what_is_watched_is_what_a_naive_loop_sees(tmp_path):
         processing_class=tokenizer,
         objective="2*ce",
     )
-    found = trainer.evaluate()
+    metrics = trainer.evaluate()
     reference, losses, right, attention = eager(tiny_model("llama")), [], [], []
     for example in examples:
         output = reference(input_ids=torch.tensor([example.ids]), output_attentions=True)
         labels = torch.tensor(example.labels)
-        places = (labels != IGNORED).nonzero()[:, 0]
-        predictions = output.logits[0, places - 1].log_softmax(-1)
-        losses.append(-predictions[torch.arange(len(places)), labels[places]])
-        right.append(bool((predictions.argmax(-1) == labels[places]).all()))
+        positions = (labels != IGNORED).nonzero()[:, 0]
+        predictions = output.logits[0, positions - 1].log_softmax(-1)
+        losses.append(-predictions[torch.arange(len(positions)), labels[positions]])
+        right.append(bool((predictions.argmax(-1) == labels[positions]).all()))
         rows = torch.stack([layer[0, :, example.query] for layer in output.attentions])
         attention.append(rows[:, :, list(example.spans["subject"])].amax(-1).mean(-1))
     mean = float(torch.cat(losses).mean())
-    assert found["eval_answer_loss"] == pytest.approx(mean, rel=1e-5)
-    assert found["eval_objective"] == pytest.approx(2 * mean, rel=1e-5)
-    assert found["eval_accuracy"] == pytest.approx(sum(right) / len(right))
+    assert metrics["eval_answer_loss"] == pytest.approx(mean, rel=1e-5)
+    assert metrics["eval_objective"] == pytest.approx(2 * mean, rel=1e-5)
+    assert metrics["eval_accuracy"] == pytest.approx(sum(right) / len(right))
     for layer, value in enumerate(torch.stack(attention).mean(0).tolist()):
-        assert found[f"eval_subject_attention/{layer}"] == pytest.approx(value, rel=1e-5)
+        assert metrics[f"eval_subject_attention/{layer}"] == pytest.approx(value, rel=1e-5)
 
 
 def test_rows_tokenized_elsewhere_train_as_our_own(tmp_path):
     own = some_examples()
-    rows = [{"input_ids": one.ids, "labels": one.labels} for one in own]
-    facts = [one.prompt.fact for one in own if one.prompt]
-    found = as_examples(rows, facts, tiny_tokenizer("bos"))
-    assert_close(trained(tmp_path, ROW), trained(tmp_path, ROW, data=found), 0.0)
+    rows = [{"input_ids": example.ids, "labels": example.labels} for example in own]
+    facts = [example.prompt.fact for example in own if example.prompt]
+    read = as_examples(rows, facts, tiny_tokenizer("bos"))
+    assert_close(trained(tmp_path, ROW), trained(tmp_path, ROW, data=read), 0.0)
 
 
 def test_trls_trainer_takes_chats_with_an_objective(tmp_path):
@@ -204,141 +150,23 @@ def test_trls_trainer_takes_chats_with_an_objective(tmp_path):
 
 
 def test_data_that_an_objective_cannot_use_is_refused(tmp_path):
-    rows = [{"input_ids": list(one.ids), "labels": list(one.labels)} for one in some_examples()]
+    rows = [{"input_ids": list(example.ids), "labels": list(example.labels)} for example in some_examples()]
     with pytest.raises(DataError, match="make_examples or as_examples"):
         trained(tmp_path, ROW, data=rows)
     with pytest.raises(DataError, match=r"tokens of the relation in every prompt.*\{relation\}"):
         trained(tmp_path, "ce + balance")
 
 
-def made(folder, model=None, objective="ce + kl(statement)", **options):
-    trainer = {"train_dataset": some_examples(), "processing_class": tiny_tokenizer("bos")} | options
-    model = tiny_model("llama") if model is None else model
-    settings = trainer.pop("args", arguments(folder))
-    return ObjectiveTrainer(model=model, args=settings, objective=objective, **trainer)
-
-
 def test_any_sequence_of_examples_is_trained_and_evaluated_on(tmp_path):
     examples = make_examples(FACTS, tiny_tokenizer("bos"))
     part = torch.utils.data.Subset(examples, [0, 2, 4, 6])
     trainer = made(tmp_path, train_dataset=part, eval_dataset={"a": examples[4:], "b": examples[:2]})
-    assert [one.prompt for one in trainer.train_dataset] == [examples[i].prompt for i in (0, 2, 4, 6)]
-    found = trainer.evaluate()
-    assert {"eval_a_objective", "eval_b_objective"} <= found.keys()
+    assert [example.prompt for example in trainer.train_dataset] == [examples[i].prompt for i in (0, 2, 4, 6)]
+    metrics = trainer.evaluate()
+    assert {"eval_a_objective", "eval_b_objective"} <= metrics.keys()
     alone = made(tmp_path, eval_dataset=examples[:2])
-    assert alone.evaluate()["eval_objective"] == pytest.approx(found["eval_b_objective"], rel=1e-6)
-    assert alone.evaluate(examples[4:])["eval_objective"] == pytest.approx(found["eval_a_objective"], rel=1e-6)
-
-
-def numbers_of_the_base(loader):
-    """Every target that a loader gives, by name."""
-    batches = list(loader)
-    return {name: [batch[name] for batch in batches] for name in batches[0] if name.startswith(TARGET)}
-
-
-@pytest.mark.parametrize("adapter", [False, True])
-def test_evaluation_holds_the_model_to_the_base_before_and_after_training(tmp_path, adapter):
-    model, examples = tiny_model("llama"), make_examples(FACTS, tiny_tokenizer("bos"))
-    if adapter:
-        model = lora(model)
-    trainer = made(tmp_path, model, EVERYTHING, eval_dataset=examples)
-    seen = []
-    trainer.add_callback(_Sees(lambda loader: seen.append(numbers_of_the_base(loader))))
-    before = numbers_of_the_base(trainer.get_eval_dataloader(trainer.eval_dataset))  # as evaluate() asks for it
-    trainer.evaluate()
-    trainer.train()
-    trainer.evaluate()
-    alone = numbers_of_the_base(trainer.get_eval_dataloader())
-    for numbers in (*seen, alone):
-        assert numbers.keys() == before.keys()
-        for name, batches in numbers.items():
-            assert all(torch.equal(*pair) for pair in zip(batches, before[name], strict=True)), name
-    assert len(seen) == 2
-
-
-class _Sees(TrainerCallback):
-    """Passes on the loader that each evaluation used."""
-
-    def __init__(self, action):
-        self.action = action
-
-    def on_evaluate(self, args, state, control, eval_dataloader=None, **kwargs):
-        self.action(eval_dataloader)
-
-
-def lora(model):
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"]))
-
-
-def test_a_model_that_left_its_base_no_longer_agrees_with_it(tmp_path):
-    # as the objective falls to zero only where nothing has changed, evaluating against oneself would show zero
-    examples = make_examples(FACTS, tiny_tokenizer("bos"))
-    model = tiny_model("llama")
-    trainer = made(tmp_path, model, "kl(question)", eval_dataset=examples, train_dataset=examples)
-    start = trainer.evaluate()["eval_objective"]
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.2)
-    assert trainer.evaluate()["eval_objective"] > start + 0.01
-
-
-def test_new_examples_are_refused_once_the_base_was_replaced_before_any_step(tmp_path):
-    first, second = some_examples()[:4], some_examples()[4:8]
-    model = tiny_model("llama")
-    trainer = made(tmp_path, model, eval_dataset=first)
-    with torch.no_grad():
-        next(model.parameters()).mul_(1.2)
-    with pytest.raises(ModelError, match="for 4 new examples, but the base's own weights have been trained"):
-        trainer.evaluate(second)
-    trainer.train()
-    trainer.state.global_step = 0  # as a second call of train() begins
-    with pytest.raises(ModelError, match="for 4 new examples, but the base's own weights have been trained"):
-        trainer.evaluate(second)
-
-
-def test_other_data_are_evaluated_while_there_is_a_base(tmp_path):
-    first, second = some_examples()[:4], some_examples()[4:8]
-    trainer = made(tmp_path, eval_dataset=first)
-    expected = numbers_of_the_base(trainer.get_eval_dataloader(second))
-    trainer.train()
-    assert numbers_of_the_base(trainer.get_test_dataloader(second)).keys() == expected.keys()
-    for ask in (trainer.evaluate, trainer.predict):
-        with pytest.raises(ModelError, match="for 1 new examples, but the base's own weights have been trained"):
-            ask([*first, replace(second[0])])
-    adapted = made(tmp_path, lora(tiny_model("llama")), eval_dataset=first)
-    adapted.train()
-    found = numbers_of_the_base(adapted.get_eval_dataloader(second))
-    for name, batches in found.items():
-        for batch, other in zip(batches, expected[name], strict=True):
-            torch.testing.assert_close(batch, other, rtol=0, atol=1e-6)  # the same sums with an adapter beside them
-
-
-def test_the_base_is_asked_once_for_each_example(tmp_path, monkeypatch):
-    asked = []
-
-    def counting(examples, *rest, **settings):
-        asked.append(len(examples))
-        return add_targets(examples, *rest, **settings)
-
-    monkeypatch.setattr(base_targets, "add_targets", counting)
-    examples = make_examples(FACTS, tiny_tokenizer("bos"))
-    trainer = made(tmp_path, train_dataset=examples, eval_dataset={"a": examples[:4], "b": examples[4:]})
-    trainer.evaluate()
-    trainer.evaluate(examples[:4])
-    trainer.predict(trainer.train_dataset)
-    assert asked == [len(examples)]
-
-
-@pytest.mark.parametrize(("trained_parts", "kept"), [("lora", True), ("lora and a norm", False), ("all", False)])
-def test_the_base_is_kept_where_only_adapters_learn(trained_parts, kept):
-    model = tiny_model("llama")
-    if trained_parts != "all":
-        model = lora(model)
-    if trained_parts == "lora and a norm":
-        next(p for name, p in model.named_parameters() if "layernorm" in name).requires_grad_(True)
-    assert base_is_kept(model) is kept
+    assert alone.evaluate()["eval_objective"] == pytest.approx(metrics["eval_b_objective"], rel=1e-6)
+    assert alone.evaluate(examples[4:])["eval_objective"] == pytest.approx(metrics["eval_a_objective"], rel=1e-6)
 
 
 def test_evaluation_data_that_are_no_examples_are_refused(tmp_path):
@@ -357,14 +185,13 @@ def test_a_stream_of_rows_trains_on_plain_cross_entropy_and_on_nothing_else(tmp_
         """Rows that come one after the other, their number unknown."""
 
         def __iter__(self):
-            for one in some_examples():
-                yield {"input_ids": torch.tensor(one.ids[:12]), "labels": torch.tensor(one.ids[:12])}
+            for example in some_examples():
+                yield {"input_ids": torch.tensor(example.ids[:12]), "labels": torch.tensor(example.ids[:12])}
 
     models = [tiny_model("llama"), tiny_model("llama")]
     for kind, model in zip((ObjectiveTrainer, Trainer), models, strict=True):
         kind(model=model, args=arguments(tmp_path), train_dataset=Stream()).train()
-    one, other = (dict(model.named_parameters()) for model in models)
-    assert_close(one, other, 0.0)
+    assert_close(*(dict(model.named_parameters()) for model in models), 0.0)
     with pytest.raises(DataError, match="needs a list of examples .*, got a Stream, which has no length"):
         made(tmp_path, train_dataset=Stream())
 
@@ -378,7 +205,7 @@ def test_a_trainer_that_only_evaluates_needs_no_training_data(tmp_path):
 
 @pytest.mark.parametrize("objective", ["ce", "ce + kl(statement)"])
 def test_examples_beside_rows_are_refused(tmp_path, objective):
-    rows = [{"input_ids": list(one.ids), "labels": list(one.labels)} for one in some_examples()]
+    rows = [{"input_ids": list(example.ids), "labels": list(example.labels)} for example in some_examples()]
     with pytest.raises(DataError, match="hold examples and dicts"):
         made(tmp_path, objective=objective, train_dataset=rows, eval_dataset=some_examples())
     with pytest.raises(DataError, match="hold examples and dicts"):
@@ -403,9 +230,9 @@ def test_trls_trainer_evaluates_several_sets_of_examples(tmp_path):
         processing_class=tiny_tokenizer("bos"),
         objective="ce + kl(statement)",
     )
-    found, plain = trainer.evaluate(), made(tmp_path, eval_dataset=sets).evaluate()
+    metrics, plain = trainer.evaluate(), made(tmp_path, eval_dataset=sets).evaluate()
     for name in ("eval_first_objective", "eval_second_objective"):
-        assert found[name] == pytest.approx(plain[name], rel=1e-6)
+        assert metrics[name] == pytest.approx(plain[name], rel=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["ce", "ce + barrier", "kl(statement)"])
@@ -424,9 +251,9 @@ def test_a_processor_lends_its_tokenizer(tmp_path):
             self.tokenizer = tokenizer
 
     framed = made(tmp_path, processing_class=Processor(tiny_tokenizer("bos")))
-    for one, other in zip(framed.train_dataset, made(tmp_path).train_dataset, strict=True):
+    for example, other in zip(framed.train_dataset, made(tmp_path).train_dataset, strict=True):
         for name, expected in other.targets.items():
-            torch.testing.assert_close(one.targets[name], expected, rtol=0, atol=0)
+            torch.testing.assert_close(example.targets[name], expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("objective", [ROW, "ce + project"])
@@ -462,7 +289,7 @@ def test_metrics_of_ones_own_get_the_models_logits(tmp_path):
         return {}
 
     made(tmp_path, eval_dataset=examples, compute_metrics=metrics).evaluate()
-    assert seen == [(len(FACTS), max(len(one.ids) for one in examples), 420)]
+    assert seen == [(len(FACTS), max(len(example.ids) for example in examples), 420)]
 
 
 def test_parts_of_an_adapter_that_were_frozen_stay_so(tmp_path):
@@ -475,26 +302,6 @@ def test_parts_of_an_adapter_that_were_frozen_stay_so(tmp_path):
     assert {name for name, p in model.named_parameters() if p.requires_grad} == {
         name for name, _ in model.named_parameters() if "lora_B" in name
     }
-
-
-@pytest.mark.parametrize("native", [True, False])
-def test_the_base_is_the_model_without_its_adapter(tmp_path, native):
-    from peft import LoraConfig, get_peft_model
-
-    settings = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    model = tiny_model("llama")
-    if native:
-        model.add_adapter(settings)
-    else:
-        model = get_peft_model(model, settings)
-    ids = torch.tensor([[1, 2, 3]])
-    before = model(input_ids=ids).logits
-    adapted, plain = made(tmp_path, model), made(tmp_path)
-    for one, other in zip(adapted.train_dataset, plain.train_dataset, strict=True):
-        for name in other.targets:
-            torch.testing.assert_close(one.targets[name], other.targets[name], rtol=0, atol=1e-6)
-    assert torch.equal(model(input_ids=ids).logits, before)
-    assert not torch.allclose(before, tiny_model("llama")(input_ids=ids).logits)
 
 
 def test_ways_of_training_that_would_do_less_than_asked_are_refused(tmp_path):

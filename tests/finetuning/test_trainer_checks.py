@@ -87,14 +87,14 @@ def plain_batch(examples):
 def test_a_routers_balancing_loss_is_added_as_the_models_own_forward_pass_does(tmp_path, family, objective):
     model, examples = routed(family), some_examples(5)
     trainer = made(tmp_path, objective, model, train_dataset=examples)
-    found = trainer.compute_loss(model.train(), collate(examples))
+    loss = trainer.compute_loss(model.train(), collate(examples))
     inputs = plain_batch(examples)
     with torch.no_grad():
         both = model(**inputs).loss
         alone = model(**inputs, output_router_logits=False).loss
     assert float(both - alone) > 0.1
     # float32 sums of the same numbers; a barrier is some nats, so that 0.000001 of it is below the tolerance
-    assert float(found) == pytest.approx(float(2 * alone + (both - alone)), rel=1e-5)
+    assert float(loss) == pytest.approx(float(2 * alone + (both - alone)), rel=1e-5)
 
 
 def test_a_routers_balancing_loss_is_averaged_over_the_batches_of_a_step(tmp_path):
@@ -148,10 +148,10 @@ def test_trls_coefficient_of_the_balancing_loss_goes_before_the_models(tmp_path)
     model, examples = routed(), some_examples(5)
     args = settings(tmp_path, trl.SFTConfig, router_aux_loss_coef=0.25, gradient_checkpointing=False)
     trainer = made(tmp_path, model=model, kind=Tuner, args=args, train_dataset=examples)
-    found = float(trainer.compute_loss(model.train(), collate(examples)))
+    loss = float(trainer.compute_loss(model.train(), collate(examples)))
     with torch.no_grad():
         both, alone = (model(**plain_batch(examples), output_router_logits=asked) for asked in (True, False))
-    assert found == pytest.approx(2 * float(alone.loss) + 0.25 * float(both.aux_loss), rel=1e-5)
+    assert loss == pytest.approx(2 * float(alone.loss) + 0.25 * float(both.aux_loss), rel=1e-5)
 
 
 # Losses and batches of the trainer's own ------------------------------------------------------------------------------
@@ -188,8 +188,8 @@ def test_a_loss_of_the_trainers_own_is_refused_beside_an_objective_and_followed_
         trainer.train()
         losses.append(trainer.evaluate()["eval_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
+    for parameter, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(parameter, other, rtol=0, atol=1e-7)
 
 
 def test_a_loss_of_the_models_own_is_refused_beside_an_objective(tmp_path):

@@ -12,44 +12,45 @@ from base_oracle import (
 )
 from peft import LoraConfig, get_peft_model
 from tiny import tiny_model
+from trainers import lora
 
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError
-from attnbalance.finetuning.objectives.base_model import SHOTS, in_form, without_adapters
+from attnbalance.finetuning.objectives.base_model import SHOTS, base_is_kept, in_form, without_adapters
 
 
 def test_questions_are_the_prompts_and_statements_end_before_the_answer() -> None:
     prompts = make_prompts(TOWNS)
     assert in_form("question", prompts) == list(prompts)
     stated = in_form("statement", prompts)
-    assert [one.text for one in stated] == [f"The city of {name} is" for name in NAMES]
-    assert [one.part("subject") for one in stated] == list(NAMES)
+    assert [prompt.text for prompt in stated] == [f"The city of {name} is" for name in NAMES]
+    assert [prompt.part("subject") for prompt in stated] == list(NAMES)
 
 
 def test_few_shot_puts_four_answered_questions_of_the_relation_before_the_own_one() -> None:
     prompts = make_prompts([*TOWNS, *SPORTS])
-    found = in_form("few-shot", prompts, seed=1)
-    for prompt, one in zip(prompts, found, strict=True):
-        *shots, last = one.text.split("\n\n")
+    few_shot = in_form("few-shot", prompts, seed=1)
+    for prompt, asked in zip(prompts, few_shot, strict=True):
+        *shots, last = asked.text.split("\n\n")
         assert last == prompt.text
         assert len(shots) == len(set(shots)) == SHOTS == 4
         own = f"{prompt.text} {prompt.fact.answer}"
         assert own not in shots
         relation = TOWNS if prompt.fact.relation == "city" else SPORTS
         assert set(shots) <= {f"Question: {fact.question} Answer: {fact.answer}" for fact in relation}
-        assert one.part("subject") == prompt.fact.subject
-        assert one.spans["subject"][0] > one.text.rindex("\n\n")  # in the last question, not in a shot
-        assert (one.fact, one.prompt_id) == (prompt.fact, prompt.prompt_id)
+        assert asked.part("subject") == prompt.fact.subject
+        assert asked.spans["subject"][0] > asked.text.rindex("\n\n")  # in the last question, not in a shot
+        assert (asked.fact, asked.prompt_id) == (prompt.fact, prompt.prompt_id)
 
 
 def test_the_shots_are_drawn_once_a_relation_by_the_seed() -> None:
     prompts = make_prompts(TOWNS)
     drawn = {seed: in_form("few-shot", prompts, seed) for seed in range(8)}
     assert drawn[0] == in_form("few-shot", prompts, 0)
-    assert len({one[0].text for one in drawn.values()}) > 1
-    for found in drawn.values():
+    assert len({few_shot[0].text for few_shot in drawn.values()}) > 1
+    for few_shot in drawn.values():
         # Five are drawn, of which those that are not asked themselves all have the same first four before them.
-        leads = [one.text.rpartition("\n\n")[0] for one in found]
+        leads = [prompt.text.rpartition("\n\n")[0] for prompt in few_shot]
         assert max(leads.count(lead) for lead in leads) >= len(TOWNS) - SHOTS
 
 
@@ -84,3 +85,13 @@ def test_adapters_and_whole_modules_stay_switched_as_they_were(native: bool, swi
     torch.testing.assert_close(meanwhile, plain, atol=2e-5, rtol=1e-5)  # float32, another kernel
     assert torch.equal(after, before)
     assert torch.equal(before, adapted) == switched_on
+
+
+@pytest.mark.parametrize(("trained_parts", "kept"), [("lora", True), ("lora and a norm", False), ("all", False)])
+def test_the_base_is_kept_where_only_adapters_learn(trained_parts, kept):
+    model = tiny_model("llama")
+    if trained_parts != "all":
+        model = lora(model)
+    if trained_parts == "lora and a norm":
+        next(p for name, p in model.named_parameters() if "layernorm" in name).requires_grad_(True)
+    assert base_is_kept(model) is kept

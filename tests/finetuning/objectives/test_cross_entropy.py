@@ -51,10 +51,10 @@ from attnbalance.readings.relevance import read_relevance
 def test_weighted_cross_entropy_by_hand() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0, 0.5], [1.0, -1.0, 0.0, 0.0], [0.3, 0.2, 0.1, 0.0]])
     plain = [math.log(sum(map(math.exp, row))) - row[k] for row, k in zip(logits.tolist(), (1, 2, 3), strict=True)]
-    found = made(logits=logits, targets={"weighted-ce(relevance)": torch.tensor([0.1, 1.0])})
-    assert losses("ce", found) == pytest.approx(plain)
-    assert losses("0.5*ce", found) == pytest.approx([x / 2 for x in plain])
-    assert losses("weighted-ce", found) == pytest.approx([0.1 * plain[0], 0.1 * plain[1], plain[2]])
+    forward_pass = made(logits=logits, targets={"weighted-ce(relevance)": torch.tensor([0.1, 1.0])})
+    assert losses("ce", forward_pass) == pytest.approx(plain)
+    assert losses("0.5*ce", forward_pass) == pytest.approx([x / 2 for x in plain])
+    assert losses("weighted-ce", forward_pass) == pytest.approx([0.1 * plain[0], 0.1 * plain[1], plain[2]])
 
 
 def test_cross_entropy_is_the_loss_that_transformers_computes() -> None:
@@ -72,8 +72,8 @@ def test_relevance_weighs_facts_by_the_sign_of_their_push_prompt_by_prompt() -> 
     pushes = [float(read_relevance(model, [prompt]).push.values.double().sum()) for prompt in prompts]
     expected = [1.0 if push > 0 else DOWNWEIGHT for push in pushes]
     assert set(expected) == {1.0, DOWNWEIGHT}
-    found = added("weighted-ce(relevance)", facts, batch_size=5)
-    assert [float(only(one, "weighted-ce(relevance)")) for one in found] == pytest.approx(expected)
+    examples = added("weighted-ce(relevance)", facts, batch_size=5)
+    assert [float(only(example, "weighted-ce(relevance)")) for example in examples] == pytest.approx(expected)
 
 
 def stated_by_hand() -> tuple[list[Prompt], list[Example], HookedModel, PreTrainedModel]:
@@ -97,8 +97,8 @@ def test_in_one_layer_relevance_weights_follow_theorem_4_5() -> None:
         assert abs(s_rel - p_rel) > 1e-3  # far from where rounding decides
         expected.append(1.0 if s_rel > p_rel else 0.1)
     assert len(set(expected)) == 2
-    found = add_targets(examples, parse_objective("weighted-ce"), hooked)
-    assert [float(only(one, "weighted-ce(relevance)")) for one in found] == pytest.approx(expected)
+    weighted = add_targets(examples, parse_objective("weighted-ce"), hooked)
+    assert [float(only(example, "weighted-ce(relevance)")) for example in weighted] == pytest.approx(expected)
 
 
 def test_in_one_layer_salience_weights_are_ranks_of_what_the_values_store() -> None:
@@ -116,20 +116,20 @@ def test_in_one_layer_salience_weights_are_ranks_of_what_the_values_store() -> N
     ordered = sorted(stored)
     assert min(b - a for a, b in itertools.pairwise(ordered)) > 1e-4  # no ties, which rounding would break
     expected = [(ordered.index(value) + 0.5) / len(stored) for value in stored]
-    found = add_targets(examples, parse_objective("weighted-ce(salience)"), hooked)
-    assert [float(only(one, "weighted-ce(salience)")) for one in found] == pytest.approx(expected)
+    weighted = add_targets(examples, parse_objective("weighted-ce(salience)"), hooked)
+    assert [float(only(example, "weighted-ce(salience)")) for example in weighted] == pytest.approx(expected)
 
 
 def saliences(prompts: Sequence[Prompt], every: Sequence[Prompt], W_V: Tensor) -> list[float]:
     """By hand: what the values of the one layer say of each answer against the relation's others among `every`."""
-    phi, tokenizer, found = torch.eye(WORDS), word_tokenizer(), []
+    phi, tokenizer, numbers = torch.eye(WORDS), word_tokenizer(), []
     for prompt in prompts:
         relation = dict.fromkeys(other.fact.answer for other in every if other.fact.relation == prompt.fact.relation)
         words = (prompt.fact.subject, prompt.fact.answer, *(word for word in relation if word != prompt.fact.answer))
         subject, answer, *rivals = (tokenizer(word)["input_ids"][0] for word in words)
         direction = phi[answer] - torch.stack([phi[rival] for rival in rivals]).mean(0)
-        found.append(float(direction @ W_V @ phi[subject]))
-    return found
+        numbers.append(float(direction @ W_V @ phi[subject]))
+    return numbers
 
 
 def test_salience_weights_of_other_facts_are_ranks_among_the_training_facts() -> None:
@@ -140,11 +140,11 @@ def test_salience_weights_of_other_facts_are_ranks_among_the_training_facts() ->
     known = [prompts[i] for i in train]
     ordered = sorted(saliences(known, known, W_V))
     for i in others:  # each alone, where a rank among themselves would be .5
-        found = add_targets([examples[i]], objective, hooked, among=trained)[0]
+        weighted = add_targets([examples[i]], objective, hooked, among=trained)[0]
         stored = saliences([prompts[i]], [prompts[i], *known], W_V)[0]
         assert min(abs(stored - value) for value in ordered) > 1e-4  # far from ties, which rounding would break
         expected = sum(value < stored for value in ordered) / len(ordered)
-        assert float(only(found, "weighted-ce(salience)")) == pytest.approx(expected)
+        assert float(only(weighted, "weighted-ce(salience)")) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("native", [False, True])
@@ -156,7 +156,8 @@ def test_salience_weights_are_the_bases_beside_a_trained_adapter(native: bool) -
         model.add_adapter(config)
     adapted = hook(model if native else get_peft_model(model, config), tiny_tokenizer(), "adapted")
     objective, examples = parse_objective("weighted-ce(salience)"), make_examples(TOWNS, tiny_tokenizer())
-    found, plain = (add_targets(examples, objective, one) for one in (adapted, base()[0]))
-    for one, other in zip(found, plain, strict=True):
+    beside, plain = (add_targets(examples, objective, model) for model in (adapted, base()[0]))
+    for example, other in zip(beside, plain, strict=True):
         for name, expected in other.targets.items():
-            torch.testing.assert_close(one.targets[name], expected, atol=1e-4, rtol=1e-5)  # sums of some nats, float32
+            # sums of some nats, float32
+            torch.testing.assert_close(example.targets[name], expected, atol=1e-4, rtol=1e-5)

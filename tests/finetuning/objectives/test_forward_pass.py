@@ -14,13 +14,13 @@ from attnbalance.errors import ModelError
 
 
 def test_shares_by_hand() -> None:
-    found = made(hand_rows())
+    forward_pass = made(hand_rows())
     expected = {
         "subject": [[[0.1, 0.3], [0.8, 0.6]], [[0.2, 0.2], [0.6, 0.4]]],
         "relation": [[[0.6, 0.2], [0.1, 0.0]], [[0.4, 0.4], [0.3, 0.5]]],
     }
     for role, numbers in expected.items():
-        torch.testing.assert_close(found.share(role), torch.tensor(numbers))
+        torch.testing.assert_close(forward_pass.share(role), torch.tensor(numbers))
 
 
 def test_rows_and_states_that_were_not_asked_for_are_named() -> None:

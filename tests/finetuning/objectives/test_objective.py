@@ -72,19 +72,19 @@ def test_terms_that_act_on_gradients_add_nothing_to_the_loss() -> None:
 def test_gradients_equal_those_of_the_objective_written_out_on_eager_attention(family: str, text: str) -> None:
     _, model, plain_base, plain = pair(family)
     expected = written_out(text, plain, plain_base)
-    found = loss_of(text, model, examples_for(parse_objective(text), family))
+    loss = loss_of(text, model, examples_for(parse_objective(text), family))
     # Float32 keeps seven digits: 1e-6 where numbers are below 1, and of the largest entry where gradients are above 1.
     # kl adds up some twelve predictions of 420 tokens each: eager attention in a padded batch is off from itself, one
     # prompt at a time, by up to 1.7e-6 there (gpt_oss), so that kl is given twice as much.
     slack = 2e-6 if text.startswith("kl") else 1e-6
-    assert found.item() == pytest.approx(expected.item(), abs=1e-6, rel=1e-6)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6, rel=1e-6)
     assert expected.item() > 1e-4  # there is something to be wrong about
-    mine, theirs = gradients_of(found, model.model), gradients_of(expected, plain)
-    largest = max(float(one.abs().max()) for one in theirs)
+    mine, theirs = gradients_of(loss, model.model), gradients_of(expected, plain)
+    largest = max(float(own.abs().max()) for own in theirs)
     assert largest > 1e-3
-    for (name, _), one, other in zip(plain.named_parameters(), mine, theirs, strict=True):
+    for (name, _), own, other in zip(plain.named_parameters(), mine, theirs, strict=True):
         torch.testing.assert_close(
-            one, other, atol=slack * max(1.0, largest), rtol=0, msg=lambda m, name=name: f"{name}: {m}"
+            own, other, atol=slack * max(1.0, largest), rtol=0, msg=lambda m, name=name: f"{name}: {m}"
         )
 
 
@@ -94,11 +94,11 @@ def test_padding_and_batch_order_change_no_loss(text: str) -> None:
     (term,) = parse_objective(text).terms
     examples = examples_for(parse_objective(text), "llama")
     whole = term.losses(forward(model, examples)).tolist()
-    alone = [term.losses(forward(model, [one])).tolist() for one in examples]
-    back = [one for part in reversed(alone) for one in part]
+    alone = [term.losses(forward(model, [example])).tolist() for example in examples]
+    back = [loss for part in reversed(alone) for loss in part]
     reverse = term.losses(forward(model, examples[::-1])).tolist()
     # Seven digits, in other batch shapes; losses lie between 1e-4 and 10, the smallest being differences of shares
     # near 1, so absolutely off by some 1e-7.
-    assert whole == pytest.approx([one for part in alone for one in part], rel=1e-5, abs=1e-6)
+    assert whole == pytest.approx([loss for part in alone for loss in part], rel=1e-5, abs=1e-6)
     assert reverse == pytest.approx(back, rel=1e-5, abs=1e-6)
     assert len(set(whole)) > 1

@@ -12,15 +12,15 @@ from attnbalance.finetuning.objectives.registry import TERMS
 
 
 def test_terms_are_read_with_their_weights_arguments_and_defaults() -> None:
-    found = parse_objective(" ce+0.3 * row-anchor( question ) +1e-2*kl + floor(.25)+weighted-ce(salience) ").terms
-    assert [(term.name, term.argument, term.weight) for term in found] == [
+    terms = parse_objective(" ce+0.3 * row-anchor( question ) +1e-2*kl + floor(.25)+weighted-ce(salience) ").terms
+    assert [(term.name, term.argument, term.weight) for term in terms] == [
         ("ce", None, 1.0),
         ("row-anchor", "question", 0.3),
         ("kl", "statement", 0.01),
         ("floor", 0.25, 1.0),
         ("weighted-ce", "salience", 1.0),
     ]
-    assert [term.key for term in found] == [
+    assert [term.key for term in terms] == [
         "ce",
         "row-anchor(question)",
         "kl(statement)",
@@ -33,9 +33,9 @@ def test_terms_are_read_with_their_weights_arguments_and_defaults() -> None:
 
 def test_the_text_of_an_objective_reads_as_the_same_objective() -> None:
     for text in ("ce", "recommended", "ce+2*floor(0.1) + 1.5*kl(few-shot)", "ce + recommended + 3*project"):
-        found = parse_objective(text)
-        assert parse_objective(found.text) == found
-        assert "recommended" not in found.text
+        objective = parse_objective(text)
+        assert parse_objective(objective.text) == objective
+        assert "recommended" not in objective.text
     assert parse_objective("recommended").text == RECOMMENDED
 
 

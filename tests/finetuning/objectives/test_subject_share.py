@@ -53,9 +53,9 @@ def test_a_floor_that_is_met_gives_no_gradient() -> None:
     assert 0.01 < lowest < 0.99
     met = loss_of(f"floor({lowest - 0.005:.6f})", model, examples)
     assert met.item() == 0
-    assert not any(one.any() for one in gradients_of(met, model.model))
+    assert not any(gradient.any() for gradient in gradients_of(met, model.model))
     missed = loss_of(f"floor({lowest + 0.005:.6f})", model, examples)
-    assert any(one.any() for one in gradients_of(missed, model.model))
+    assert any(gradient.any() for gradient in gradients_of(missed, model.model))
 
 
 @pytest.mark.parametrize("text", ["floor(0.99)", "barrier", "balance"])
@@ -65,12 +65,12 @@ def test_descending_a_row_objective_raises_attention_to_the_subject(text: str) -
     examples = make_examples(FOUR, model.tokenizer, TEMPLATE)
 
     def excess() -> float:
-        found = forward(model, examples)
-        other = found.share("relation") if text == "balance" else torch.zeros(())
-        return float((found.share("subject") - other).mean())
+        forward_pass = forward(model, examples)
+        other = forward_pass.share("relation") if text == "balance" else torch.zeros(())
+        return float((forward_pass.share("subject") - other).mean())
 
     before, slopes = excess(), gradients_of(loss_of(text, model, examples), base)
-    size = math.sqrt(sum(float(one.square().sum()) for one in slopes))
+    size = math.sqrt(sum(float(gradient.square().sum()) for gradient in slopes))
     with torch.no_grad():
         for parameter, slope in zip(base.parameters(), slopes, strict=True):
             parameter -= 0.01 / size * slope

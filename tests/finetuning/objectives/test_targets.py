@@ -28,12 +28,12 @@ from attnbalance.finetuning.objectives.targets import add_targets
 
 def test_an_objective_without_a_base_leaves_examples_as_they_are() -> None:
     examples = make_examples(FACTS, tiny_tokenizer())
-    found = add_targets(examples, parse_objective("ce + floor + project"), base()[0])
-    assert all(one is other for one, other in zip(found, examples, strict=True))
+    unchanged = add_targets(examples, parse_objective("ce + floor + project"), base()[0])
+    assert all(after is before for after, before in zip(unchanged, examples, strict=True))
 
 
 def test_examples_without_prompts_are_counted() -> None:
-    bare = [replace(one, prompt=None) for one in make_examples(FACTS[:2], tiny_tokenizer())]
+    bare = [replace(example, prompt=None) for example in make_examples(FACTS[:2], tiny_tokenizer())]
     known = make_examples(FACTS[:3], tiny_tokenizer())
     for text in ("kl", "row-anchor", "state-anchor", "weighted-ce"):
         with pytest.raises(DataError, match="2 of 5 examples have none; make them with make_examples or as_examples"):
@@ -42,13 +42,13 @@ def test_examples_without_prompts_are_counted() -> None:
 
 def test_neither_batch_size_nor_order_nor_company_changes_a_target() -> None:
     text = "kl(statement) + row-anchor(question) + row-anchor(statement) + state-anchor + weighted-ce(relevance)"
-    alone = [one for fact in FACTS for one in added(text, [fact])]
+    alone = [example for fact in FACTS for example in added(text, [fact])]
     for size in (1, 4):
         together = added(text, FACTS[::-1], batch_size=size)[::-1]
-        for one, other in zip(alone, together, strict=True):
-            assert set(one.targets) == set(other.targets)
-            assert len(one.targets) == 6  # kl has two
-            for name, expected in one.targets.items():
+        for example, other in zip(alone, together, strict=True):
+            assert set(example.targets) == set(other.targets)
+            assert len(example.targets) == 6  # kl has two
+            for name, expected in example.targets.items():
                 if "ids" in name:
                     assert len(expected) == len(other.targets[name])  # near ties may change places
                     continue
@@ -65,14 +65,14 @@ def test_adapters_are_switched_off_and_on_again() -> None:
     inputs = {"input_ids": torch.tensor([[5, 6, 7]]), "use_cache": False}
     with torch.no_grad():
         before = adapted.model(**inputs).logits
-    found = add_targets(examples, parse_objective(text), adapted)
+    with_targets = add_targets(examples, parse_objective(text), adapted)
     with torch.no_grad():
         assert torch.equal(adapted.model(**inputs).logits, before)
         assert (base()[1](**inputs).logits - before).abs().max() > 0.1  # the adapter does something
-    for one, other in zip(found, added(text, FACTS[:3]), strict=True):
+    for example, other in zip(with_targets, added(text, FACTS[:3]), strict=True):
         for name, expected in other.targets.items():
             if "ids" not in name:
-                torch.testing.assert_close(one.targets[name], expected, atol=2e-5, rtol=1e-5)
+                torch.testing.assert_close(example.targets[name], expected, atol=2e-5, rtol=1e-5)
 
 
 def test_targets_leave_the_model_in_its_mode_and_without_gradients() -> None:
@@ -86,8 +86,8 @@ def test_targets_leave_the_model_in_its_mode_and_without_gradients() -> None:
 
 def test_few_shots_of_other_facts_are_training_facts() -> None:
     prompts = make_prompts(TOWNS)
-    found = in_form("few-shot", prompts[:1], shots_from=prompts[1:])[0]
-    *shots, last = found.text.split("\n\n")
+    asked = in_form("few-shot", prompts[:1], shots_from=prompts[1:])[0]
+    *shots, last = asked.text.split("\n\n")
     assert last == prompts[0].text
     assert set(shots) < {f"{other.text} {other.fact.answer}" for other in prompts[1:]}
     assert len(set(shots)) == SHOTS
@@ -98,10 +98,10 @@ def test_few_shots_of_other_facts_are_training_facts() -> None:
 def test_rows_that_are_tokenized_already_get_the_targets_of_the_same_facts() -> None:
     model = base()[0]
     made = make_examples(TOWNS[:5], model.tokenizer, "plain")
-    rows = [{"input_ids": list(one.ids), "labels": list(one.labels)} for one in made]
+    rows = [{"input_ids": list(example.ids), "labels": list(example.labels)} for example in made]
     text = "kl(question) + kl(few-shot) + row-anchor(statement) + weighted-ce(relevance)"
-    found = add_targets(as_examples(rows, TOWNS[:5], model.tokenizer), parse_objective(text), model)
-    for one, other in zip(found, added(text, TOWNS[:5], template="plain"), strict=True):
-        assert set(one.targets) == set(other.targets)
+    with_targets = add_targets(as_examples(rows, TOWNS[:5], model.tokenizer), parse_objective(text), model)
+    for example, other in zip(with_targets, added(text, TOWNS[:5], template="plain"), strict=True):
+        assert set(example.targets) == set(other.targets)
         for name, expected in other.targets.items():
-            torch.testing.assert_close(one.targets[name], expected, atol=0, rtol=0)  # the same forward passes
+            torch.testing.assert_close(example.targets[name], expected, atol=0, rtol=0)  # the same forward passes
