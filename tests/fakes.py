@@ -1,8 +1,9 @@
-"""Comparisons made of numbers chosen by a test."""
+"""Comparisons and results of fits, made of numbers chosen by a test."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -75,3 +76,25 @@ def an_example(prompt: Prompt, tokens: Sequence[str], layers: int, seed: int) ->
     weights = torch.rand(layers, len(tokens), generator=torch.Generator().manual_seed(seed)).softmax(-1)
     inside = tuple(position in (6, 7) for position in range(len(tokens)))
     return ExampleRow(prompt.prompt_id, tuple(tokens), inside, tuple(map(tuple, weights.tolist())))
+
+
+def a_fit(method: str, split: str, seed: int, correct: list[int], stated: list[int]) -> dict[str, Any]:
+    """One fit's `result.json`: of each held-out fact, whether it is answered, and whether the base completes it."""
+    ids = [f"r/{i}" for i in range(len(correct))]
+    return {
+        "world": "w",
+        "seed": seed,
+        "split": split,
+        "method": method,
+        "prompt_ids": ids,
+        "subjects": ids,
+        "correct": list(map(bool, correct)),
+        "stated": list(map(bool, stated)),
+        "accuracy_by_quintile": [1.0, 0.5],
+        "shortcut_rate": None,
+        "subject_attention": [0.2, 0.4],
+        "new_facts": 0.5,
+        "kept_facts": 1.0,
+        "drift": 0.1,
+        "seconds": 3.0,
+    }

@@ -15,40 +15,11 @@ from safetensors.torch import load_file, save_file
 from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.files.work import in_place, locked
-from attnbalance.finetuning.runs import load_run
 from attnbalance.finetuning.splits import split_facts
 from attnbalance.studies import run_fit
 from attnbalance.studies.plan import parse_study
 from attnbalance.studies.run_fit import RESULT
 from attnbalance.studies.study import KIND, study
-
-RECIPE = "{steps: 60, batch_size: 32, layers: 1, d_model: 32, heads: 2, vocabulary: 500, learning_rate: 0.01}"
-CONFIG = f"""
-worlds:
-  tiny: {{facts: synthetic, subjects: 30, answers: 3, recipe: {RECIPE}}}
-seeds: [0, 1]
-splits: [top, bottom]
-methods:
-  plain: {{learning_rate: [0.001, 0.01]}}
-  recommended: {{objective: recommended}}
-defaults: {{steps: 4, batch_size: 16, checkpoint_every: 2}}
-"""
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("study") / "study.yaml"
-    path.write_text(CONFIG)
-    return path
-
-
-@pytest.fixture(scope="module")
-def done(config: Path) -> Path:
-    """A study that ran in one go."""
-    out = config.parent / "one"
-    study(config, out)
-    return out
-
 
 CONTROLS = ("no training: statement", "no training: question", "no training: few-shot", "constant answer")
 
@@ -90,26 +61,6 @@ def test_controls_are_scored_on_the_held_out_questions_of_each_split(done: Path)
     base = rows["no training: statement", "top"]
     assert base["extraction"]["mean"] == base["kept"]["mean"] == 1
     assert base["new_facts"] is base["drift"] is base["attention"] is None
-
-
-def test_a_method_may_be_trained_on_shuffled_answers_and_on_those_of_the_base(done: Path, tmp_path: Path) -> None:
-    out, more = tmp_path / "out", tmp_path / "more.yaml"
-    shutil.copytree(done, out)
-    labels = "methods:\n  shuffled: {labels: shuffled}\n  of-base: {labels: base}"
-    more.write_text(CONFIG.replace("methods:", labels).replace("[0, 1]", "[0]").replace("[top, bottom]", "[top]"))
-    study(more, out)
-    run = out / "fits/tiny/seed-0/top"
-    facts = {name: load_run(run / name / "run-0").train for name in ("plain", "shuffled", "of-base")}
-    subjects = {name: [(fact.subject, fact.relation) for fact in taught] for name, taught in facts.items()}
-    assert subjects["plain"] == subjects["shuffled"]
-    assert [fact.answers for fact in facts["plain"]] != [fact.answers for fact in facts["shuffled"]]
-    said = json.loads((out / "bases/tiny-0-statement.json").read_text())
-    outputs = dict(zip(said["prompt_ids"], said["outputs"], strict=True))
-    for fact in facts["of-base"]:
-        assert outputs[f"{fact.relation}/{fact.subject}"].strip().startswith(fact.answer)
-    result = json.loads((run / "shuffled" / RESULT).read_text())
-    assert result["settings"]["facts_sha256"]["train"] != facts["plain"].sha256
-    assert len(result["prompt_ids"]) == len(load_run(run / "plain" / "run-0").heldout)
 
 
 def test_two_workers_give_the_table_of_one(config: Path, done: Path) -> None:
@@ -187,24 +138,13 @@ def test_a_method_may_be_added_and_none_changed(config: Path, done: Path, tmp_pa
     out = tmp_path / "out"
     shutil.copytree(done, out)
     more, other = tmp_path / "more.yaml", tmp_path / "other.yaml"
-    more.write_text(CONFIG.replace("methods:", "methods:\n  qk: {train: qk}"))
-    other.write_text(CONFIG.replace("objective: recommended", "objective: ce"))
+    more.write_text(config.read_text().replace("methods:", "methods:\n  qk: {train: qk}"))
+    other.write_text(config.read_text().replace("objective: recommended", "objective: ce"))
     before = (out / "fits/tiny/seed-0/top/plain" / RESULT).stat().st_mtime_ns
     assert "| qk | top |" in study(more, out)
     assert (out / "fits/tiny/seed-0/top/plain" / RESULT).stat().st_mtime_ns == before
     with pytest.raises(OutputError, match="fit with other settings"):
         study(other, out)
-
-
-def test_a_grid_is_chosen_on_validation_facts_alone(done: Path) -> None:
-    for path in done.glob("fits/tiny/*/*/plain"):
-        losses = {}
-        for run in sorted(path.glob("run-*")):
-            marker = json.loads((run / "attnbalance.json").read_text())
-            losses[marker["config"]["learning_rate"]] = min(loss for _, loss in marker["validation_loss"])
-        assert len(losses) == 2
-        chosen = json.loads((path / RESULT).read_text())["settings"]["learning_rate"]
-        assert chosen == min(losses, key=lambda rate: losses[rate])
 
 
 WORLD = "{{facts: synthetic, subjects: 30, answers: 3, {}}}"

@@ -9,38 +9,18 @@ import pytest
 from scipy import stats
 
 from attnbalance.studies.summary import study_rows
-
-
-def fit(method: str, split: str, seed: int, correct: list[int], stated: list[int]) -> dict:
-    ids = [f"r/{i}" for i in range(len(correct))]
-    return {
-        "world": "w",
-        "seed": seed,
-        "split": split,
-        "method": method,
-        "prompt_ids": ids,
-        "subjects": ids,
-        "correct": list(map(bool, correct)),
-        "stated": list(map(bool, stated)),
-        "accuracy_by_quintile": [1.0, 0.5],
-        "shortcut_rate": None,
-        "subject_attention": [0.2, 0.4],
-        "new_facts": 0.5,
-        "kept_facts": 1.0,
-        "drift": 0.1,
-        "seconds": 3.0,
-    }
+from tests.fakes import a_fit
 
 
 def test_ratios_gains_and_gaps_by_hand() -> None:
     stated = [1, 1, 1, 1, 0, 0, 1, 1]
     results = [
-        fit("plain", "top", 0, [1, 1, 1, 0, 0, 0, 1, 0], stated),
-        fit("plain", "top", 1, [1, 1, 1, 1, 0, 0, 0, 0], stated),
-        fit("plain", "bottom", 0, [1, 0, 0, 0, 0, 0, 0, 0], stated),
-        fit("plain", "bottom", 1, [0, 0, 1, 0, 0, 0, 0, 0], stated),
-        fit("new", "bottom", 0, [1, 1, 1, 0, 0, 0, 0, 0], stated),
-        fit("new", "bottom", 1, [1, 1, 1, 1, 0, 0, 0, 1], stated),
+        a_fit("plain", "top", 0, [1, 1, 1, 0, 0, 0, 1, 0], stated),
+        a_fit("plain", "top", 1, [1, 1, 1, 1, 0, 0, 0, 0], stated),
+        a_fit("plain", "bottom", 0, [1, 0, 0, 0, 0, 0, 0, 0], stated),
+        a_fit("plain", "bottom", 1, [0, 0, 1, 0, 0, 0, 0, 0], stated),
+        a_fit("new", "bottom", 0, [1, 1, 1, 0, 0, 0, 0, 0], stated),
+        a_fit("new", "bottom", 1, [1, 1, 1, 1, 0, 0, 0, 1], stated),
     ]
     row = next(row for row in study_rows(results) if row.method == "new")
     assert row.extraction.mean == pytest.approx((3 / 6 + 5 / 6) / 2)
@@ -52,7 +32,7 @@ def test_ratios_gains_and_gaps_by_hand() -> None:
     assert (row.gain.low, row.gain.high) == (-1.0, 1.0)
     assert row.gain.mean == pytest.approx(np.mean(gains))
     three = study_rows(
-        [*results, fit("plain", "bottom", 2, [0] * 8, stated), fit("new", "bottom", 2, [1, 1, 1] + [0] * 5, stated)]
+        [*results, a_fit("plain", "bottom", 2, [0] * 8, stated), a_fit("new", "bottom", 2, [1, 1, 1] + [0] * 5, stated)]
     )
     gains.append(3 / 8)
     low, high = stats.t.interval(0.95, 2, np.mean(gains), stats.sem(gains))
@@ -72,9 +52,9 @@ def test_a_gap_is_joined_by_seed_and_left_out_where_a_seed_is_missing() -> None:
     rng = np.random.default_rng(1)
     many = {(half, seed): rng.integers(0, 2, 40).tolist() for half in ("top", "bottom", "new") for seed in (0, 1, 2)}
     stated = [1] * 40
-    results = [fit("plain", "top", seed, many["top", seed], stated) for seed in (2, 1)]
-    results += [fit("plain", "bottom", seed, many["bottom", seed], stated) for seed in (0, 1, 2)]
-    results += [fit("new", "bottom", seed, many["new", seed], stated) for seed in (0, 1, 2)]
+    results = [a_fit("plain", "top", seed, many["top", seed], stated) for seed in (2, 1)]
+    results += [a_fit("plain", "bottom", seed, many["bottom", seed], stated) for seed in (0, 1, 2)]
+    results += [a_fit("new", "bottom", seed, many["new", seed], stated) for seed in (0, 1, 2)]
     row = next(row for row in study_rows(results) if row.method == "new")
     total = {half: sum(many[half, 1]) + sum(many[half, 2]) for half in ("top", "bottom", "new")}
     share = (total["new"] - total["bottom"]) / (total["top"] - total["bottom"])
@@ -87,7 +67,7 @@ def test_a_gap_is_joined_by_seed_and_left_out_where_a_seed_is_missing() -> None:
 def test_a_single_seed_has_intervals_over_facts() -> None:
     rng = np.random.default_rng(0)
     correct = rng.integers(0, 2, 200).tolist()
-    (row,) = study_rows([fit("plain", "top", 0, correct, [1] * 200)])
+    (row,) = study_rows([a_fit("plain", "top", 0, correct, [1] * 200)])
     width = 1.96 * math.sqrt(0.25 / 200)
     assert row.accuracy.high - row.accuracy.low == pytest.approx(2 * width, rel=0.15)
     assert row.extraction.mean == pytest.approx(np.mean(correct))

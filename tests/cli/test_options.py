@@ -1,0 +1,56 @@
+"""What every command does around its library call."""
+
+from __future__ import annotations
+
+import io
+import logging
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers.utils import logging as transformers_logging
+
+from attnbalance.cli.options import as_names, command_line, say, show_progress
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [(None, None), ("", []), ("city", ["city"]), (" city, place of birth ,,", ["city", "place of birth"])],
+)
+def test_names_are_separated_by_commas(text: str | None, names: list[str] | None) -> None:
+    assert as_names(text) == names
+
+
+def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = ["curve", "a=my model", "--template", "Who's {subject}? $1"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/attnbalance", *typed])
+    assert shlex.split(command_line()) == ["attnbalance", *typed]
+
+
+def test_an_answer_is_followed_by_where_its_report_is(capsys: pytest.CaptureFixture[str]) -> None:
+    say("No clear difference.", Path("out"))
+    assert capsys.readouterr().out == "No clear difference.\n\nReport: out/report.html\n"
+
+
+@pytest.fixture
+def messages_as_before() -> Iterator[None]:
+    """Puts the settings of transformers' messages back."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.enable_progress_bar()
+    yield
+    transformers_logging.set_verbosity(verbosity)
+    (transformers_logging.enable_progress_bar if bars else transformers_logging.disable_progress_bar)()
+
+
+@pytest.mark.usefixtures("messages_as_before")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_are_drawn_on_a_terminal_alone_and_remarks_of_transformers_nowhere(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert show_progress() == transformers_logging.is_progress_bar_enabled() == terminal
+    assert transformers_logging.get_verbosity() == logging.ERROR

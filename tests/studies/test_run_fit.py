@@ -1,0 +1,46 @@
+"""One fit: the answers that it is taught, and the variant that is chosen."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from attnbalance.finetuning.runs import load_run
+from attnbalance.studies.run_fit import RESULT
+from attnbalance.studies.study import study
+
+
+def test_a_method_may_be_trained_on_shuffled_answers_and_on_those_of_the_base(
+    config: Path, done: Path, tmp_path: Path
+) -> None:
+    out, more = tmp_path / "out", tmp_path / "more.yaml"
+    shutil.copytree(done, out)
+    labels = "methods:\n  shuffled: {labels: shuffled}\n  of-base: {labels: base}"
+    more.write_text(
+        config.read_text().replace("methods:", labels).replace("[0, 1]", "[0]").replace("[top, bottom]", "[top]")
+    )
+    study(more, out)
+    run = out / "fits/tiny/seed-0/top"
+    facts = {name: load_run(run / name / "run-0").train for name in ("plain", "shuffled", "of-base")}
+    subjects = {name: [(fact.subject, fact.relation) for fact in taught] for name, taught in facts.items()}
+    assert subjects["plain"] == subjects["shuffled"]
+    assert [fact.answers for fact in facts["plain"]] != [fact.answers for fact in facts["shuffled"]]
+    said = json.loads((out / "bases/tiny-0-statement.json").read_text())
+    outputs = dict(zip(said["prompt_ids"], said["outputs"], strict=True))
+    for fact in facts["of-base"]:
+        assert outputs[f"{fact.relation}/{fact.subject}"].strip().startswith(fact.answer)
+    result = json.loads((run / "shuffled" / RESULT).read_text())
+    assert result["settings"]["facts_sha256"]["train"] != facts["plain"].sha256
+    assert len(result["prompt_ids"]) == len(load_run(run / "plain" / "run-0").heldout)
+
+
+def test_a_grid_is_chosen_on_validation_facts_alone(done: Path) -> None:
+    for path in done.glob("fits/tiny/*/*/plain"):
+        losses = {}
+        for run in sorted(path.glob("run-*")):
+            marker = json.loads((run / "attnbalance.json").read_text())
+            losses[marker["config"]["learning_rate"]] = min(loss for _, loss in marker["validation_loss"])
+        assert len(losses) == 2
+        chosen = json.loads((path / RESULT).read_text())["settings"]["learning_rate"]
+        assert chosen == min(losses, key=lambda rate: losses[rate])

@@ -1,0 +1,83 @@
+"""The tables of a study, cell by cell against text written by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from attnbalance.files.outputs import MARKER, write_json
+from attnbalance.statistics.intervals import Interval
+from attnbalance.studies.summary import StudyRow
+from attnbalance.studies.tables import CAPTION, HEAD, table_of, write_tables
+from tests.fakes import a_fit
+
+NONE = Interval(math.nan, math.nan, math.nan, 0)
+FULL = StudyRow(
+    world="small",
+    method="plain",
+    split="top",
+    seeds=3,
+    extraction=Interval(1.25, 1.0, 1.5, 3),
+    kept=Interval(0.5, 0.25, 0.75, 3),
+    accuracy=Interval(0.2, 0.1, 0.3, 3),
+    quintiles=(Interval(0.9, 0.8, 1.0, 3), Interval(0.1, 0.0, 0.2, 3)),
+    gain=Interval(-0.05, -0.1, 0.0, 3),
+    gap=Interval(0.5, 0.4, 0.6, 3),
+    shortcut_rate=Interval(0.75, 0.5, 1.0, 3),
+    attention=Interval(0.125, 0.1, 0.15, 3),
+    new_facts=Interval(0.6, 0.55, 0.65, 3),
+    kept_facts=Interval(0.7, 0.65, 0.75, 3),
+    drift=Interval(0.01, 0.005, 0.015, 3),
+)
+BARE = StudyRow("large", "none", "bottom", 1, NONE, NONE, FULL.accuracy, (), *[None] * 7)
+
+
+def cells(line: str) -> dict[str, str]:
+    return dict(zip(HEAD, (cell.strip() for cell in line.strip("|").split("|")), strict=True))
+
+
+def test_a_row_has_its_numbers_in_the_columns_units() -> None:
+    lines = table_of([FULL]).splitlines()
+    assert lines[0] == "**small**, 3 seeds"
+    assert cells(lines[2]) == {name: name for name in HEAD}
+    assert cells(lines[4]) == {
+        "method": "plain",
+        "trained on": "top",
+        "extraction ratio": "1.250 [1.000, 1.500]",
+        "kept": "50.0% [25.0, 75.0]",
+        "accuracy": "20.0% [10.0, 30.0]",
+        "most popular fifth": "90.0% [80.0, 100.0]",
+        "against plain, points": "-5.0 [-10.0, +0.0]",
+        "gap closed": "50% [40, 60]",
+        "shortcut rate": "75.0% [50.0, 100.0]",
+        "subject attention": "0.125 [0.100, 0.150]",
+        "new facts": "60.0% [55.0, 65.0]",
+        "drift": "0.010 [0.005, 0.015]",
+    }
+
+
+def test_what_is_unknown_or_does_not_apply_is_told_apart() -> None:
+    first, second = table_of([FULL, BARE]).split("\n\n**large**, 1 seed\n\n")
+    assert "1 seeds" not in first + second
+    row = cells(second.splitlines()[2])
+    assert (row["extraction ratio"], row["kept"]) == ("? (the base completes none)", "?")
+    assert [name for name in HEAD if not row[name]] == [
+        "most popular fifth",
+        "against plain, points",
+        "gap closed",
+        "shortcut rate",
+        "subject attention",
+        "new facts",
+        "drift",
+    ]
+
+
+def test_the_table_is_written_with_its_numbers_its_figure_and_as_the_folders_answer(tmp_path: Path) -> None:
+    write_json(tmp_path / MARKER, {"kind": "study"})
+    table = write_tables([a_fit("plain", "top", seed, [1, 1, 0, seed], [1, 1, 1, 1]) for seed in (0, 1)], tmp_path)
+    assert (tmp_path / "table.md").read_text() == f"{table}\n\n{CAPTION}\n"
+    assert json.loads((tmp_path / MARKER).read_text()) == {"kind": "study", "answer": table}
+    (row,) = json.loads((tmp_path / "study.json").read_text())["rows"]
+    assert (row["method"], row["seeds"], row["accuracy"]["mean"]) == ("plain", 2, 0.625)  # of 2/4 and 3/4
+    assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
