@@ -15,16 +15,18 @@ from attnbalance.errors import BadRowsError, DataError
 def test_padding_keeps_ids_positions_query_and_spans(side: str) -> None:
     encodings = encode(tiny_prompts(), tiny_tokenizer())
     batch = pad(encodings, pad_id=7, padding_side=side)
-    width = max(len(one.ids) for one in encodings)
-    for row, one in enumerate(encodings):
-        size = len(one.ids)
+    width = max(len(encoding.ids) for encoding in encodings)
+    for row, encoding in enumerate(encodings):
+        size = len(encoding.ids)
         start = width - size if side == "left" else 0
         real = list(range(start, start + size))
-        assert batch.input_ids[row].tolist() == [7] * start + list(one.ids) + [7] * (width - size - start)
+        assert batch.input_ids[row].tolist() == [7] * start + list(encoding.ids) + [7] * (width - size - start)
         assert batch.attention_mask[row].nonzero().flatten().tolist() == real
         assert batch.position_ids[row, real].tolist() == list(range(size))
         assert int(batch.query_index[row]) == real[-1]
-        assert batch.spans["subject"][row].nonzero().flatten().tolist() == [start + j for j in one.spans["subject"]]
+        assert batch.spans["subject"][row].nonzero().flatten().tolist() == [
+            start + j for j in encoding.spans["subject"]
+        ]
 
 
 def test_batches_hold_every_prompt_once_longest_first() -> None:
@@ -39,7 +41,7 @@ def test_batches_hold_every_prompt_once_longest_first() -> None:
 
 def test_a_prompt_of_just_the_models_positions_passes_and_one_more_is_named() -> None:
     encodings = encode(tiny_prompts(), tiny_tokenizer())
-    longest = max(len(one.ids) for one in encodings)
+    longest = max(len(encoding.ids) for encoding in encodings)
     check_lengths(encodings, longest)
     check_lengths(encodings, None)
     check_lengths(encodings, longest + 3, extra=[3] * len(encodings))
@@ -49,7 +51,7 @@ def test_a_prompt_of_just_the_models_positions_passes_and_one_more_is_named() ->
         check_lengths(encodings, longest - 1)
     with pytest.raises(BadRowsError, match="and 3 to generate") as caught:
         check_lengths(encodings, longest + 2, extra=[3] * len(encodings))
-    assert caught.value.indices == tuple(i for i, one in enumerate(encodings) if len(one.ids) == longest)
+    assert caught.value.indices == tuple(i for i, encoding in enumerate(encodings) if len(encoding.ids) == longest)
 
 
 @pytest.mark.parametrize(("side", "count"), [("middle", 9), ("left", 0)])
