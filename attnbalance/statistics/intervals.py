@@ -98,6 +98,10 @@ def mean_intervals(
     return _ratio_intervals(table, np.ones(len(table)), clusters, simultaneous, seed)
 
 
+MIN_RANKED = 10
+"""Least number of clusters for the interval of a rank correlation: fewer have too few orders."""
+
+
 def ratio_intervals(
     parts: npt.ArrayLike, total: npt.ArrayLike, clusters: Sequence[str], *, seed: int = 0
 ) -> list[Interval]:
@@ -137,11 +141,15 @@ def rank_correlations(
     """Spearman's correlation of each column of `values` [prompt, column] with `other` [prompt], with its interval.
 
     Ranks are taken once, over all prompts; ties share their mean rank. The interval is computed for Fisher's z of the
-    correlation, as `mean_intervals` of each prompt's linear influence on z, and transformed back to correlations. The
-    correlation is 0 if all values of a column, or all of `other`, are equal.
+    correlation, as `mean_intervals` of each prompt's linear influence on z, and transformed back to correlations.
+
+    Departures: in z, each end is at least as far from the correlation as normal theory has it, Student's quantile times
+    sqrt(1.06 / (clusters - 3)) (Fieller, Hartley and Pearson 1957); where two rankings are equal or nearly so, the
+    influence has no spread. There is no interval (NaN) with fewer than `MIN_RANKED` clusters, and where all values of a
+    column, or all of `other`, are equal; the correlation is then 0.
 
     Coverage measured by benchmarks/intervals.py for normal values and 30 columns: at least one simultaneous interval
-    misses in 3 to 8% of samples of 10 to 50 clusters.
+    misses in 9% of samples of 10 clusters, 8% of 12, 3 to 5% of 20 to 50.
 
     Args:
         values: The table, one row for each prompt.
@@ -153,13 +161,18 @@ def rank_correlations(
     x, y = (_standard_ranks(table) for table in (np.asarray(values, float), np.asarray(other, float)[:, None]))
     r = (x * y).mean(axis=0).clip(-1, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        z = np.arctanh(r)
         influence = np.where(1 - r * r > 1e-12, (x * y - r * (x * x + y * y) / 2) / (1 - r * r), 0.0)
+    n, n_clusters = len(x), len(set(clusters))
+    if n_clusters < MIN_RANKED:
+        return [Interval(float(mean), np.nan, np.nan, n) for mean in r]
     about_zero = mean_intervals(influence, clusters, simultaneous=simultaneous, seed=seed)
-    return [
-        Interval(float(mean), float(np.tanh(centre + change.low)), float(np.tanh(centre + change.high)), len(x))
-        for mean, centre, change in zip(r, z, about_zero, strict=True)
-    ]
+    constant = (np.abs(x).max(axis=0) == 0) | (np.abs(y).max() == 0)
+    width = float(stats.t.ppf(0.975, n_clusters - 1)) * np.sqrt(1.06 / (n_clusters - 3))
+    below = np.where(constant, np.nan, [max(width, -change.low) for change in about_zero])
+    above = np.where(constant, np.nan, [max(width, change.high) for change in about_zero])
+    z = np.arctanh(r.clip(-1 + 12 / (n**3 - n), 1 - 12 / (n**3 - n)))  # of equal rankings: as of the nearest others
+    ends = np.minimum(np.tanh(z - below), r), np.maximum(np.tanh(z + above), r)
+    return [Interval(float(mean), float(low), float(high), n) for mean, low, high in zip(r, *ends, strict=True)]
 
 
 def _standard_ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
