@@ -149,7 +149,7 @@ def rank_correlations(
     column, or all of `other`, are equal; the correlation is then 0.
 
     Coverage measured by benchmarks/intervals.py for normal values and 30 columns: at least one simultaneous interval
-    misses in 9% of samples of 10 clusters, 8% of 12, 3 to 5% of 20 to 50.
+    misses in about 10% of samples of 10 clusters, and in 3 to 9% of 20 and more.
 
     Args:
         values: The table, one row for each prompt.
