@@ -1,1 +1,1 @@
-"""The theory lab: the one-layer models of three papers, their theorems as functions, and what training does to them."""
+"""The one-layer models of three papers with closed-form gradients, and the papers' theorems as functions."""

@@ -18,20 +18,20 @@ from attnbalance.theory.sentences import Samples, Sentences, Split, make_sentenc
 
 @dataclass(frozen=True)
 class Stages:
-    """The learning rates and numbers of steps of the three stages of pretraining.
+    """The learning rate and the number of steps of each of the three stages of pretraining.
 
-    Raises `DataError` unless there are three of both, rates above 0 and at least one step each.
+    Raises `DataError` unless there are three rates > 0 and three numbers of steps >= 1.
     """
 
     rates: tuple[float, float, float] = (0.6, 0.3, 0.15)
     steps: tuple[int, int, int] = (50, 500, 250)
 
     def __post_init__(self) -> None:
-        """Refuse what is no schedule."""
+        """Check the number of stages, their rates and their steps."""
         if len(self.rates) != 3 or not all(0 < rate < math.inf for rate in self.rates):
-            raise DataError(f"three learning rates above 0 are expected, got {self.rates}")
+            raise DataError(f"rates must be three finite numbers > 0, got {self.rates}")
         if len(self.steps) != 3 or min(self.steps) < 1:
-            raise DataError(f"each of three stages has at least one step, got {self.steps}")
+            raise DataError(f"steps must be three integers >= 1, got {self.steps}")
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 1."""
@@ -47,10 +47,10 @@ class Stages:
 
 @dataclass(frozen=True)
 class Setting:
-    """One experiment: its sentences, its model and both kinds of training. The defaults are those of the figures.
+    """One experiment: sentences, model, pretraining and finetuning. The defaults are those of the figures.
 
-    `frequent` is the share of frequent pairs, `multiplicity` the paper's K, `universe` M, `share` beta, `spared`
-    the share beyond which frequent pairs test (`Sentences.split`), `rate` and `steps` those of finetuning.
+    `frequent` is the share of frequent pairs, `multiplicity` the paper's K, `universe` M, `share` beta. Frequent pairs
+    after the share `spared` are the test pairs (`Sentences.split`). `rate` and `steps` are those of finetuning.
     """
 
     pairs: int = 60
@@ -75,7 +75,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Acquired:
-    """Models at the end of each of the three stages of pretraining, and what they were trained on."""
+    """The model at the end of each stage of pretraining, and its training data."""
 
     sentences: Sentences
     samples: Samples
@@ -87,13 +87,13 @@ class Acquired:
         return self.stages[-1]
 
     def run(self, index: int) -> Acquired:
-        """One run alone."""
+        """A batch that holds only this run."""
         first, second, last = (model.run(index) for model in self.stages)
         return Acquired(self.sentences.run(index), self.samples.run(index), (first, second, last))
 
 
 def acquire(setting: Setting, seeds: Sequence[int]) -> Acquired:
-    """Make a world and a model for each seed and pretrain them, full batch; the seed of a model is its world's."""
+    """Make a world and a model from each seed, and pretrain the model on the full batch."""
     sentences = make_sentences(
         seeds,
         pairs=setting.pairs,
@@ -119,7 +119,7 @@ def acquire(setting: Setting, seeds: Sequence[int]) -> Acquired:
 
 
 def pretrain(model: AttentionMLP, samples: Samples, stages: Stages) -> tuple[AttentionMLP, AttentionMLP, AttentionMLP]:
-    """Train a model in place; copies of it at each stage's end. Raises `DivergenceError` where a rate is too high."""
+    """Train a model in place; return a copy at each stage's end. Raises `DivergenceError` if a rate is too high."""
     copies: list[AttentionMLP] = []
 
     def keep() -> Mapping[str, Tensor]:
@@ -132,14 +132,14 @@ def pretrain(model: AttentionMLP, samples: Samples, stages: Stages) -> tuple[Att
 
 
 def extract(acquired: Acquired, setting: Setting, at: Sequence[int]) -> Trajectory:
-    """Finetune a copy of a pretrained model on questions, at a constant rate; accuracies after the steps of `at`.
+    """Finetune a copy of a pretrained model on questions at a constant rate; observe it after the steps in `at`.
 
-    Records "train", "frequent" and "rare" accuracy (of the pairs not finetuned), "test" (of the latter two together;
-    NaN without any) and the "loss" of finetuning. Raises `DataError` for a rate or a share that cannot be and
-    `DivergenceError` where the rate is too high.
+    Records accuracy on the finetuned pairs ("train"), on the other frequent and the rare pairs ("frequent", "rare"), on
+    these two together ("test"; NaN if there are none), and the finetuning loss in nats ("loss"). Raises `DataError` for
+    an invalid rate or share, and `DivergenceError` if the rate is too high.
     """
     if not 0 < setting.rate < math.inf:
-        raise DataError(f"the learning rate of finetuning is a number above 0, got {setting.rate}")
+        raise DataError(f"the finetuning rate must be a finite number > 0, got {setting.rate}")
     model, split = acquired.model.copy(), acquired.sentences.split(setting.share, setting.spared)
 
     def step(_: int) -> Float[Tensor, " run"]:
@@ -149,12 +149,12 @@ def extract(acquired: Acquired, setting: Setting, at: Sequence[int]) -> Trajecto
 
 
 def _accuracies(model: AttentionMLP, split: Split) -> dict[str, Float[Tensor, " run"]]:
-    found = {name: model.accuracy(getattr(split, name)) for name in ("train", "frequent", "rare")}
-    n = {name: len(getattr(split, name)) for name in found}
-    right = sum((found[name].nan_to_num(0.0) * n[name] for name in ("frequent", "rare")), start=torch.zeros(()))
-    return found | {"test": right / (n["frequent"] + n["rare"]), "loss": model.loss(split.train)}
+    accuracy = {name: model.accuracy(getattr(split, name)) for name in ("train", "frequent", "rare")}
+    n = {name: len(getattr(split, name)) for name in accuracy}
+    right = sum((accuracy[name].nan_to_num(0.0) * n[name] for name in ("frequent", "rare")), start=torch.zeros(()))
+    return accuracy | {"test": right / (n["frequent"] + n["rare"]), "loss": model.loss(split.train)}
 
 
 def doubling(last: int) -> tuple[int, ...]:
-    """Steps at which to look: 0, then four to each doubling up to the last."""
+    """Steps to observe: 0, then four per doubling, and the last."""
     return tuple(sorted({0, last} | {round(2 ** (k / 4)) for k in range(4 * int(math.log2(last)) + 1)}))

@@ -1,8 +1,8 @@
 """The attention-only transformer of Ghosal et al. (2024), section 4 and appendix A.1, with closed-form gradients.
 
-Tokens are basis vectors, so that W_V phi(t) is column t of W_V and phi(k)^T W_KQ phi(q) is an entry of W_KQ. A prompt
-is (s, q): a subject and a relation or prompt token q, which is also the query. Everything is batched over runs, which
-may differ in seed, in facts and in learning rate.
+Tokens are basis vectors, so W_V phi(t) is column t of W_V and phi(k)^T W_KQ phi(q) is an entry of W_KQ. A prompt (s, q)
+is a subject and a relation or prompt token q; q is the query. All computations are batched over runs, which may differ
+in seed, facts and learning rate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnbalance.theory.triples import Examples
 
 @dataclass(frozen=True)
 class Gradient:
-    """Minus the gradient of the weighted mean loss: the direction in which a step of descent goes."""
+    """Minus the gradient of the weighted mean loss: the direction of a descent step."""
 
     W_V: Float[Tensor, "run vocab token"]
     W_KQ: Float[Tensor, "run token token"]
@@ -31,7 +31,7 @@ class Gradient:
 class Relevance:
     """Relevance of the subject and of the prompt token to the answer, s_rel and p_rel (Definitions 4.3 and 4.4).
 
-    Definition 4.4 prints f(r, p_r), which its derivation in A.5 shows to be f(s, p_r), as it is here.
+    Definition 4.4 prints f(r, p_r); its derivation in A.5 shows that f(s, p_r) is meant, which is used here.
     """
 
     subject: Float[Tensor, "run example"]
@@ -49,21 +49,21 @@ class AttentionOnly:
     W_KQ: Float[Tensor, "run token token"]
 
     def copy(self) -> AttentionOnly:
-        """The same model, which later steps leave alone."""
+        """A copy that later steps of this model do not change."""
         return AttentionOnly(self.W_V.mT.clone().mT, self.W_KQ.clone())
 
     def attention(self, asked: Examples) -> Float[Tensor, "run example"]:
-        """Att_s, the attention on the subject, in [0, 1]; the prompt token has the rest."""
+        """Att_s, the attention on the subject, in [0, 1]; the prompt token gets 1 - Att_s."""
         runs = _runs(self.W_KQ)
         to_subject, to_query = (self.W_KQ[runs, key, asked.query] for key in (asked.subject, asked.query))
         return torch.sigmoid(to_subject - to_query)
 
     def logits(self, asked: Examples) -> Float[Tensor, "run example vocab"]:
-        """Att_s W_V phi(s) + Att_q W_V phi(q): what the softmax over all tokens is taken of."""
+        """Att_s W_V phi(s) + Att_q W_V phi(q); the softmax runs over all tokens."""
         return self.mixed(asked, self.attention(asked))
 
     def mixed(self, asked: Examples, share: Float[Tensor, "run example"]) -> Float[Tensor, "run example vocab"]:
-        """The logits at a given attention `share` on the subject, whatever W_KQ says."""
+        """The logits if the attention on the subject were `share`; W_KQ is not used."""
         return share[..., None] * self.values(asked.subject) + (1 - share)[..., None] * self.values(asked.query)
 
     def values(self, token: Int[Tensor, "run example"]) -> Float[Tensor, "run example vocab"]:
@@ -72,13 +72,13 @@ class AttentionOnly:
 
     def loss(self, asked: Examples) -> Float[Tensor, " run"]:
         """Weighted mean cross-entropy in nats."""
-        found = -self.logits(asked).log_softmax(-1).gather(-1, asked.answer[..., None])[..., 0]
-        return (found * asked.weight).sum(-1)
+        surprisal = -self.logits(asked).log_softmax(-1).gather(-1, asked.answer[..., None])[..., 0]
+        return (surprisal * asked.weight).sum(-1)
 
     def correct(
         self, asked: Examples, share: Float[Tensor, "run example"] | None = None
     ) -> Bool[Tensor, "run example"]:
-        """Whether arg max decoding gives the answer, at the model's own attention or at `share` on the subject.
+        """Whether arg max decoding gives the answer, with the model's own attention or with `share` on the subject.
 
         Ties go to the lowest token.
         """
@@ -86,7 +86,7 @@ class AttentionOnly:
         return logits.argmax(-1) == asked.answer
 
     def salience(self, asked: Examples) -> Float[Tensor, "run example"]:
-        """S(s, r, a) = phi(a)^T W_V phi(s) in logits (Definition 4.1): what is stored, whatever is attended to."""
+        """S(s, r, a) = phi(a)^T W_V phi(s) in logits (Definition 4.1): the stored value, independent of attention."""
         return self.W_V[_runs(self.W_V), asked.answer, asked.subject]
 
     def relevance(self, asked: Examples) -> Relevance:
@@ -98,7 +98,7 @@ class AttentionOnly:
         """Minus the gradient of `loss`, as dense matrices.
 
         -dL/dW_V = sum of (e_a - f)(Att_s phi(s) + Att_q phi(q))^T and -dL/dW_KQ = sum of Att_s Att_q (s_rel - p_rel)
-        (phi(s) - phi(q)) phi(q)^T, each example by its weight (A.4, A.5; A.5's condensed form leaves out Att_s Att_q).
+        (phi(s) - phi(q)) phi(q)^T, weighted by example (A.4, A.5; A.5's condensed form omits Att_s Att_q).
         """
         share, relevance = self.attention(asked), self.relevance(asked)
         residual = _residual(self.logits(asked), asked) * asked.weight[..., None]
@@ -113,31 +113,31 @@ class AttentionOnly:
     def step(
         self, asked: Examples, rate_V: float | Float[Tensor, " run"], rate_KQ: float | Float[Tensor, " run"]
     ) -> Float[Tensor, " run"]:
-        """One step of gradient descent in place, with a learning rate for each matrix; returns the loss before it.
+        """Take one step of gradient descent in place, with one learning rate per matrix; return the loss before it.
 
-        Only the rows W_V phi(t) and the scores of the tokens that occur change, so only these are read and written.
-        Queries are few and shared: their rows take part as one small matrix. Equal to `gradient`'s dense step. A loss
-        too large for its probability to be a float is given as the largest that is not. Raises `DataError` for a rate
-        below 0, or that is no finite number.
+        Only the rows W_V phi(t) and the scores of tokens that occur change, so only these are read and written. The
+        few queries are shared by many examples; their rows form one small matrix. The result equals a dense step along
+        `gradient`. An answer's probability is clamped to the smallest normal float, which bounds the returned loss.
+        Raises `DataError` unless rates are finite and >= 0.
         """
         _check_rates(rate_V, rate_KQ)
         runs, tokens = _runs(self.W_V), self.W_V.mT
-        queries, place = asked.query.unique(return_inverse=True)
+        queries, column = asked.query.unique(return_inverse=True)
         rows, shared, share = tokens[runs, asked.subject], tokens[:, queries], self.attention(asked)
-        mix = torch.zeros(*place.shape, len(queries), dtype=rows.dtype, device=rows.device)
-        mix.scatter_(-1, place[..., None], (1 - share)[..., None])
+        mix = torch.zeros(*column.shape, len(queries), dtype=rows.dtype, device=rows.device)
+        mix.scatter_(-1, column[..., None], (1 - share)[..., None])
         logits = (rows * share[..., None]).baddbmm_(mix, shared)
-        excess, answer = torch.softmax(logits, -1, out=logits), asked.answer[..., None]  # f - e_a, once it is complete
+        excess, answer = torch.softmax(logits, -1, out=logits), asked.answer[..., None]  # becomes f - e_a below
         loss = -excess.gather(-1, answer)[..., 0].clamp(min=torch.finfo(excess.dtype).tiny).log()
         excess.scatter_add_(-1, answer, -torch.ones_like(excess[..., :1]))
         on_subject = torch.linalg.vecdot(excess, rows)
-        on_query = torch.bmm(excess, shared.mT).gather(-1, place[..., None])[..., 0]
+        on_query = torch.bmm(excess, shared.mT).gather(-1, column[..., None])[..., 0]
         push = asked.weight * share * (1 - share) * (on_query - on_subject) * _column(rate_KQ)
         amount = asked.weight * _column(rate_V)
         tokens[:, queries] -= torch.bmm((mix * amount[..., None]).mT, excess)
         excess *= (share * amount)[..., None]
         for own, subject, change in zip(tokens, asked.subject, excess, strict=True):
-            own.index_add_(0, subject, change, alpha=-1)  # in place however W_V lies in memory
+            own.index_add_(0, subject, change, alpha=-1)  # in place for any memory layout of W_V
         self.W_KQ.index_put_((runs, asked.subject, asked.query), push, accumulate=True)
         self.W_KQ.index_put_((runs, asked.query, asked.query), -push, accumulate=True)
         return (loss * asked.weight).sum(-1)
@@ -146,16 +146,17 @@ class AttentionOnly:
 def attention_only(
     tokens: int, seeds: Sequence[int], *, scale: float = 1e-3, dtype: torch.dtype = torch.float64
 ) -> AttentionOnly:
-    """A model for each seed with `tokens` tokens and entries from N(0, scale^2) (appendix C.1: 0.001).
+    """A model for each seed with `tokens` tokens and entries drawn from N(0, scale^2) (appendix C.1: 0.001).
 
-    The memory of W_V holds each token's column in one piece. Raises `DataError` without tokens or seeds.
+    Each token's column of W_V is contiguous in memory. Raises `DataError` for fewer than 3 tokens, no seed or a
+    negative scale.
     """
     if tokens < 3 or not seeds or scale < 0:
-        raise DataError(f"a model needs 3 tokens, a seed and a scale of at least 0; got {tokens}, {seeds} and {scale}")
+        raise DataError(f"expected tokens >= 3, at least one seed and scale >= 0, got {tokens}, {seeds} and {scale}")
     drawn = [
         torch.randn(2, tokens, tokens, generator=torch.Generator().manual_seed(seed), dtype=dtype) for seed in seeds
     ]
-    values, scores = (scale * torch.stack(some) for some in zip(*drawn, strict=True))
+    values, scores = (scale * torch.stack(matrices) for matrices in zip(*drawn, strict=True))
     return AttentionOnly(values.mT, scores)
 
 
@@ -165,9 +166,9 @@ def _runs(table: Tensor) -> Int[Tensor, "run 1"]:
 
 def _check_rates(*rates: float | Tensor) -> None:
     for rate in rates:
-        found = rate.tolist() if isinstance(rate, Tensor) else [rate]
-        if not all(0 <= one < math.inf for one in found):
-            raise DataError(f"learning rates are finite numbers from 0, got {found}")
+        values = rate.tolist() if isinstance(rate, Tensor) else [rate]
+        if not all(0 <= value < math.inf for value in values):
+            raise DataError(f"learning rates must be finite and >= 0, got {values}")
 
 
 def _column(rate: float | Tensor) -> float | Tensor:

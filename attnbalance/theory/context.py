@@ -1,4 +1,4 @@
-"""The one-layer model of Goyal et al. (2024), section 4: does a point's answer come from its context or its subject?"""
+"""The one-layer model of Goyal et al. (2024), section 4: it answers from the context or from the subject."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnbalance.theory.dynamics import Trajectory, descend
 
 @dataclass(frozen=True)
 class Embeddings:
-    """phi(i) as columns of `tokens`, and the unit directions that all subjects and all contexts share (eq. 2, 3)."""
+    """phi(i) as columns of `tokens`, and the unit vectors shared by all subjects and by all contexts (eq. 2, 3)."""
 
     tokens: Float[Tensor, "run d_model token"]
     theta_S: Float[Tensor, "run d_model"]
@@ -27,8 +27,8 @@ class Embeddings:
 def embed(vocabulary: Vocabulary, d_model: int | None = None, *, runs: int = 1, seed: int | None = None) -> Embeddings:
     """Embeddings that meet Assumptions 2 to 4: phi(s) = (s~ + theta_S) / sqrt(2), phi(c) = (c~ + theta_C) / sqrt(2).
 
-    All s~, c~, theta_S, theta_C and phi(r) are orthonormal: the unit vectors, or, with a seed, those turned at random,
-    each run in its own way. Raises `DataError` for d_model below K_S + K_A + 3, the default.
+    All s~, c~, theta_S, theta_C and phi(r) are orthonormal: the standard basis, or, with a seed, a random rotation of
+    it for each run. Raises `DataError` if d_model < K_S + K_A + 3, the default.
     """
     needed = vocabulary.size + 2
     d_model = needed if d_model is None else d_model
@@ -41,13 +41,13 @@ def embed(vocabulary: Vocabulary, d_model: int | None = None, *, runs: int = 1, 
     own, shared = frame[..., : vocabulary.size], frame[..., vocabulary.size : needed]
     tokens = own.clone()
     subjects, answers = slice(vocabulary.subjects), slice(vocabulary.subjects, vocabulary.relation)
-    for some, k in ((subjects, 0), (answers, 1)):
-        tokens[..., some] = (own[..., some] + shared[..., k : k + 1]) / math.sqrt(2)
+    for group, k in ((subjects, 0), (answers, 1)):
+        tokens[..., group] = (own[..., group] + shared[..., k : k + 1]) / math.sqrt(2)
     return Embeddings(tokens, shared[..., 0], shared[..., 1])
 
 
 def not_orthonormal(vocabulary: Vocabulary, embeddings: Embeddings) -> float:
-    """How far the own and shared directions are from orthonormal (Assumptions 2 to 4): the largest wrong product."""
+    """The largest error of an inner product among s~, c~, phi(r), theta_S and theta_C (Assumptions 2 to 4)."""
     last = vocabulary.relation
     shared = torch.stack([embeddings.theta_S] * vocabulary.subjects + [embeddings.theta_C] * vocabulary.answers, -1)
     own = math.sqrt(2) * embeddings.tokens[..., :last] - shared
@@ -58,11 +58,11 @@ def not_orthonormal(vocabulary: Vocabulary, embeddings: Embeddings) -> float:
 
 @dataclass(frozen=True)
 class ContextModel:
-    """One layer, one head: logits = W_H^T W_V sum_y sigma_y phi(y), W_H being the embeddings (eq. 4).
+    """One layer, one head: logits = W_H^T W_V sum_y sigma_y phi(y), where W_H holds the embeddings (eq. 4).
 
-    sigma is the softmax over y of phi(y)^T W_KQ phi(r), to which r as a key adds `self_score`: minus infinity is
-    Assumption 5's sigma_r = 0, a finite value lets r take part. Eq. 1 writes the scores with the query on the left;
-    the later formulas, followed here, have the key there.
+    sigma is the softmax over keys y of phi(y)^T W_KQ phi(r), with `self_score` added for the key r. Minus infinity
+    gives Assumption 5's sigma_r = 0; with a finite value r attends to itself too. Eq. 1 writes the query on the left of
+    the scores; the later formulas, used here, write the key there.
     """
 
     vocabulary: Vocabulary
@@ -85,16 +85,16 @@ def context_model(
     W_KQ: Float[Tensor, "run d_model d_model"] | None = None,
     self_score: float = -math.inf,
 ) -> ContextModel:
-    """The model whose W_V has exactly these values v(i, y); W_KQ is 0 by default, so that attention is uniform.
+    """The model whose W_V has exactly these values v(i, y); W_KQ is 0 by default, which makes attention uniform.
 
-    The embeddings are linearly independent, so their pseudo-inverse solves for W_V. Raises `DataError` for embeddings
-    that are not orthonormal as Assumptions 2 to 4 say.
+    The embeddings are linearly independent, so their pseudo-inverse solves for W_V. Raises `DataError` if the
+    embeddings violate Assumptions 2 to 4.
     """
     wrong = not_orthonormal(vocabulary, embeddings)
     if not wrong < 1e-8:
         raise DataError(
-            f"embeddings not orthonormal: expected own and shared directions with products 0 and 1 (Assumptions 2-4), "
-            f"one is off by {wrong:.3g}; make them with embed()"
+            f"embeddings not orthonormal: expected inner products of 0 and 1 (Assumptions 2-4), got an error of "
+            f"{wrong:.3g}; make them with embed()"
         )
     inverse = torch.linalg.pinv(embeddings.tokens)
     W_V = inverse.mT @ values @ inverse
@@ -102,13 +102,13 @@ def context_model(
 
 
 def _keys(model: ContextModel, points: Points) -> tuple[Int[Tensor, "point 3"], Float[Tensor, "point 3"]]:
-    """The tokens c, s, r of each point and what is added to their scores: minus infinity for a context not there."""
+    """The tokens c, s, r of each point and the terms added to their scores; minus infinity for a missing context."""
     r = torch.full_like(points.subject, model.vocabulary.relation)
-    there = points.context >= 0
+    present = points.context >= 0
     added = torch.zeros(len(points), 3, dtype=torch.float64)
-    added[~there, 0] = -math.inf
+    added[~present, 0] = -math.inf
     added[:, 2] = model.self_score
-    return torch.stack([torch.where(there, points.context, r), points.subject, r], dim=-1), added
+    return torch.stack([torch.where(present, points.context, r), points.subject, r], dim=-1), added
 
 
 def _key_embeddings(model: ContextModel, points: Points) -> Float[Tensor, "run point 3 d_model"]:
@@ -116,7 +116,7 @@ def _key_embeddings(model: ContextModel, points: Points) -> Float[Tensor, "run p
 
 
 def attention(model: ContextModel, points: Points) -> Float[Tensor, "run point 3"]:
-    """sigma_c, sigma_s, sigma_r: what r, the last token, attends to; each row sums to 1."""
+    """sigma_c, sigma_s, sigma_r: the attention of r, the last token, over each point; rows sum to 1."""
     tokens, added = _keys(model, points)
     r = model.embeddings.tokens[..., -1:]
     scores = (model.embeddings.tokens.mT @ (model.W_KQ @ r))[..., 0]
@@ -138,12 +138,14 @@ def losses(model: ContextModel, points: Points) -> Float[Tensor, "run point"]:
 
 
 def context_share(model: ContextModel, points: Points) -> Float[Tensor, "run point"]:
-    """M_C of eq. 14: the probability of the context's answer over that plus the stored answer's, from 0 to 1.
+    """M_C of eq. 14, in [0, 1]: P(context's answer) / (P(context's answer) + P(stored answer)).
 
-    Raises `DataError` for a point without a context or a stored answer.
+    Raises `DataError` if a point lacks a context or a stored answer.
     """
     if bool(((points.context < 0) | (points.stored < 0)).any()):
-        raise DataError("expected points with a context and a stored answer, such as conflicts: choose those first")
+        raise DataError(
+            "every point must have a context and a stored answer; select them first, such as points.of(CONFLICT)"
+        )
     z, every = logits(model, points), torch.arange(len(points))
     return torch.sigmoid(z[:, every, points.context] - z[:, every, points.stored])
 
@@ -156,10 +158,10 @@ def _surprise(model: ContextModel, points: Points) -> Float[Tensor, "run point d
 
 
 def key_pull(model: ContextModel, points: Points) -> Float[Tensor, "run point 3"]:
-    """G with -grad of a point's loss by W_KQ = sum_y g_y phi(y) phi(r)^T, y being c, s, r (Lemma 1).
+    """The coefficients g_y in -grad of a point's loss by W_KQ = sum_y g_y phi(y) phi(r)^T, y = c, s, r (Lemma 1).
 
-    g_y = sigma_y sum_y' sigma_y' (h_y - h_y'), h_y = v(y)^T (e_answer - softmax(z)). Lemma 1's diag(sigma) - sigma
-    sigma^T times h is the same, but loses all digits where one sigma is nearly 1.
+    g_y = sigma_y sum_y' sigma_y' (h_y - h_y') with h_y = v(y)^T (e_answer - softmax(z)). Lemma 1's (diag(sigma) - sigma
+    sigma^T) h is equal, but loses all digits if one sigma is nearly 1.
     """
     back = _surprise(model, points) @ model.W_V
     h = torch.einsum("bpd,bpkd->bpk", back, _key_embeddings(model, points))
@@ -179,28 +181,28 @@ def value_descent(model: ContextModel, points: Points) -> Float[Tensor, "run d_m
 
 
 def shared_pull(model: ContextModel, points: Points) -> tuple[Float[Tensor, "run point"], Float[Tensor, "run point"]]:
-    """theta_S^T G phi(r) and theta_C^T G phi(r), G being -grad of each point's loss by W_KQ (Lemma 2).
+    """theta_S^T G phi(r) and theta_C^T G phi(r), where G is -grad of each point's loss by W_KQ (Lemma 2).
 
-    Above 0: the step raises the attention score of all subjects, or of all contexts.
+    If positive, the step raises the attention scores of all subjects, or of all contexts.
     """
     g, keys = key_pull(model, points), _key_embeddings(model, points)
     length = model.embeddings.tokens[..., -1].square().sum(-1)[:, None]
     directions = (model.embeddings.theta_S, model.embeddings.theta_C)
-    on_subjects, on_contexts = (torch.einsum("bpk,bpkd,bd->bp", g, keys, one) * length for one in directions)
+    on_subjects, on_contexts = (torch.einsum("bpk,bpkd,bd->bp", g, keys, theta) * length for theta in directions)
     return on_subjects, on_contexts
 
 
 def descended(
     model: ContextModel, points: Points, *, attention_rate: float | None = None, value_rate: float | None = None
 ) -> ContextModel:
-    """The model after one step of gradient descent on the mean loss, W_KQ and W_V each at its own learning rate.
+    """The model after one step of gradient descent on the mean loss; W_KQ and W_V have separate learning rates.
 
-    A matrix without a rate is frozen. Raises `DataError` for a rate that is not above 0 and finite, or for none at all.
+    A matrix without a rate is frozen. Raises `DataError` unless there is a rate and every rate is finite and > 0.
     """
     rates = [rate for rate in (attention_rate, value_rate) if rate is not None]
     if not rates or not all(0 < rate < math.inf for rate in rates):
         raise DataError(
-            f"expected learning rates above 0, got {rates or 'none'}: give attention_rate, value_rate or both"
+            f"learning rates must be finite and > 0, got {rates or 'none'}: give attention_rate, value_rate or both"
         )
     W_KQ, W_V = model.W_KQ, model.W_V
     if attention_rate is not None:
@@ -220,9 +222,9 @@ def train(
     attention_rate: float | None = None,
     value_rate: float | None = None,
 ) -> Trajectory:
-    """So many steps of `descended`, and what `observe` sees [run, ...] after the steps in `at`; 0 is the start.
+    """Take `steps` steps of `descended`; record `observe(model)` after the steps in `at`, where 0 is the start.
 
-    Raises `DataError` as `descended` does, and `DivergenceError` where the loss leaves all bounds.
+    Raises `DataError` as `descended` does, and `DivergenceError` if the loss diverges.
     """
     now = model
 

@@ -1,4 +1,4 @@
-"""The facts, points and stored values of the context model: Goyal et al. (2024), section 4.1 and appendix C.1."""
+"""Vocabulary, data points and stored values of the context model: Goyal et al. (2024), section 4.1 and appendix C.1."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from attnbalance.errors import DataError
 
 CRITICAL, OVERLAPPING, RECALL = "C", "C+S", "S"
-"""Points of the paper: [c, s, r] -> c with s unknown, [c, s, r] -> c with s -> c memorised, [s, r] -> a memorised."""
+"""The paper's points: [c, s, r] -> c with s unknown; [c, s, r] -> c with s -> c memorised; [s, r] -> a, memorised."""
 COUNTERFACTUAL, CONFLICT = "counterfactual", "conflict"
-"""[c, s, r] -> c to train on, and [c, s, r] to test on, where s -> a is memorised and a is not c."""
+"""[c, s, r] -> c for training, and [c, s, r] for testing, where s -> a is memorised and a differs from c."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """K_S subjects (tokens 0 to K_S - 1), K_A answers, which are also the contexts, and last the relation r.
+    """K_S subjects (tokens 0 to K_S - 1), then K_A answers, which are also the contexts, then the relation r.
 
-    Raises `DataError` for no subject, or for not more answers than subjects, which appendix C.1.2 asks for.
+    Raises `DataError` unless 0 < K_S < K_A (appendix C.1.2).
     """
 
     subjects: int
@@ -29,8 +29,8 @@ class Vocabulary:
     def __post_init__(self) -> None:
         if not 0 < self.subjects < self.answers:
             raise DataError(
-                f"expected subjects, and more answers than subjects (K_A > K_S), got K_S = {self.subjects} and "
-                f"K_A = {self.answers}: add answers"
+                f"expected at least one subject and more answers than subjects (K_A > K_S), got "
+                f"K_S = {self.subjects} and K_A = {self.answers}: add answers"
             )
 
     @property
@@ -46,10 +46,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Points:
-    """Points [c, s, r] or [s, r], by token; all runs share them.
+    """Points [c, s, r] or [s, r] as tokens; all runs share them.
 
-    `context` is c, -1 in a point without one; `answer` is what the loss asks for; `stored` is the answer that the
-    pretrained model holds for s, -1 where it holds none.
+    `context` is c, or -1 if the point has none; `answer` is the loss's target; `stored` is the answer that the
+    pretrained model stores for s, or -1 if it stores none.
     """
 
     kinds: tuple[str, ...]
@@ -69,7 +69,7 @@ class Points:
 
     @property
     def repeated(self) -> bool:
-        """Whether a subject or an asked answer occurs twice, against Assumption 1."""
+        """Whether a subject or a target answer occurs twice, which violates Assumption 1."""
         return any(len(field.unique()) < len(field) for field in (self.subject, self.answer))
 
 
@@ -82,10 +82,10 @@ def lay_out(
     counterfactual: int = 0,
     conflicts: int = 0,
 ) -> Points:
-    """So many points of each kind, every one with a subject and answers of its own, as Assumption 1 asks.
+    """Points of each kind in these numbers; no two points share a subject or an answer (Assumption 1).
 
-    The subject and both answers of a conflict are thus in no other point. Raises `DataError` where the vocabulary has
-    too few subjects or answers, or a count is below 0.
+    A conflict's subject and its two answers thus occur in no other point. Raises `DataError` if the vocabulary has too
+    few subjects or answers, or if a count is negative.
     """
     counts: dict[str, int] = dict(zip(KINDS, (critical, overlapping, recall, counterfactual, conflicts), strict=True))
     kinds = tuple(kind for kind, count in counts.items() for _ in range(count))
@@ -106,17 +106,17 @@ KINDS: tuple[str, ...] = (CRITICAL, OVERLAPPING, RECALL, COUNTERFACTUAL, CONFLIC
 def _check_room(vocabulary: Vocabulary, counts: dict[str, int], subjects: int, answers: int) -> None:
     if min(counts.values()) < 0 or subjects > vocabulary.subjects or answers > vocabulary.answers:
         raise DataError(
-            f"expected counts from 0 that fit {vocabulary.subjects} subjects and {vocabulary.answers} answers, got "
-            f"{counts}, which take {subjects} subjects and {answers} answers: ask for fewer points, or add tokens"
+            f"counts must be >= 0 and fit {vocabulary.subjects} subjects and {vocabulary.answers} answers, got "
+            f"{counts}, which need {subjects} subjects and {answers} answers: ask for fewer points or add tokens"
         )
 
 
 @dataclass(frozen=True)
 class Scalars:
-    """What the pretrained values hold, in probability and nats; one number for all points is the paper's case.
+    """The scalars that define the pretrained values; the paper has one number for all points.
 
-    `delta_memory` is the probability of a memorised answer under its subject (delta_M), `delta_context` that of a
-    context under itself (delta_C), `o_c` the value of every other answer and `o_r` that of r.
+    `delta_memory` is the probability of a memorised answer given its subject (delta_M), `delta_context` that of a
+    context given itself (delta_C). `o_c` is the value of every other answer and `o_r` that of r, in nats.
     """
 
     delta_memory: Float[Tensor, "run point_or_1"]
@@ -126,19 +126,20 @@ class Scalars:
 
     @staticmethod
     def same(delta_memory: float, delta_context: float, o_c: float, o_r: float) -> Scalars:
-        """One run in which all points are alike, as Assumption 6 has them."""
-        one = torch.tensor([delta_memory, delta_context, o_c, o_r], dtype=torch.float64)
-        return Scalars(one[None, None, 0], one[None, None, 1], one[2:3], one[3:4])
+        """One run in which all points have the same scalars (Assumption 6)."""
+        scalars = torch.tensor([delta_memory, delta_context, o_c, o_r], dtype=torch.float64)
+        return Scalars(scalars[None, None, 0], scalars[None, None, 1], scalars[2:3], scalars[3:4])
 
 
 def stored_values(
     vocabulary: Vocabulary, points: Points, scalars: Scalars, *, ordered: bool = True
 ) -> Float[Tensor, "run token token"]:
-    """v_0(i, y), the logit of token i in the value of token y (eq. 16), as Assumption 6 and Lemma 3 have it.
+    """v_0(i, y), the logit of token i in the value of token y (eq. 16), by Assumption 6 and Lemma 3.
 
-    Subjects have 0 everywhere, r has o_r, answers o_c, but for v_0(c, c) of each answer, whose softmax is delta_C, and
-    v_0(a, s) of each memorised fact, whose softmax is delta_M. Raises `DataError` for a delta outside (0, 1), and for
-    delta_M <= delta_C unless `ordered` is False, which is for seeing what becomes of the theorems then.
+    v_0(i, y) is 0 if i is a subject, o_r if i is r, and o_c if i is an answer. Two kinds of entries differ: v_0(c, c)
+    of each answer, whose softmax is delta_C, and v_0(a, s) of each memorised fact, whose softmax is delta_M. Raises
+    `DataError` for a delta outside (0, 1), and for delta_M <= delta_C. `ordered=False` allows the latter, to test the
+    theorems without that assumption.
     """
     memory, context = scalars.delta_memory, scalars.delta_context
     for name, delta in (("delta_memory", memory), ("delta_context", context)):
@@ -147,7 +148,7 @@ def stored_values(
     if ordered and float(memory.min()) <= float(context.max()):
         raise DataError(
             f"expected delta_memory above delta_context (Definition 3), got {float(memory.min())} and "
-            f"{float(context.max())}: raise the one or lower the other"
+            f"{float(context.max())}: raise delta_memory or lower delta_context"
         )
     first, last = vocabulary.subjects, vocabulary.relation
     values = torch.zeros(len(scalars.o_c), vocabulary.size, vocabulary.size, dtype=torch.float64)

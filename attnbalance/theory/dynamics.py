@@ -1,4 +1,4 @@
-"""The training loop that the three one-layer models share: gradient descent, what is recorded, divergence by name."""
+"""The training loop shared by the three one-layer models: it records observations and reports divergence."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from attnbalance.errors import DivergenceError
 
 DIVERGED = 10.0
-"""How many times its first value a loss may reach before training counts as diverged."""
+"""Training counts as diverged if the loss exceeds this multiple of its first value."""
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """What was observed along training: `values[name]` holds one entry a step of `steps` and run, and maybe more."""
+    """Observations along training: the first two axes of `values[name]` are the steps in `steps` and the runs."""
 
     steps: tuple[int, ...]
     values: Mapping[str, Float[Tensor, "step run ..."]]
@@ -30,11 +30,11 @@ def descend(
     at: Sequence[int],
     final: Callable[[], Float[Tensor, " run"]] | None = None,
 ) -> Trajectory:
-    """Take `steps` steps of training and observe the runs after those numbered in `at`; 0 is before the first.
+    """Take `steps` steps of training and observe the runs after the steps in `at`; 0 is before the first step.
 
-    `step(t)` takes step t (from 1) of all runs in place and returns each run's loss before it; `final()` gives the loss
-    after the last, so that this one is checked as well. Raises `DivergenceError`, naming step and run, where a loss is
-    no finite number or above `DIVERGED` times its first value.
+    `step(t)` takes step t (from 1) of all runs in place and returns each run's loss before the step. `final()` returns
+    the loss after the last step, which is checked too. Raises `DivergenceError`, which names step and run, if a loss is
+    not finite or exceeds `DIVERGED` times its first value (or 1e-3, if that is larger).
     """
     wanted, seen = sorted({t for t in at if 0 <= t <= steps}), []
     if wanted and wanted[0] == 0:
@@ -49,7 +49,7 @@ def descend(
     if first is not None and final is not None:
         _check(final(), first, steps)
     names = seen[0] if seen else ()
-    return Trajectory(tuple(wanted), {name: torch.stack([one[name] for one in seen]) for name in names})
+    return Trajectory(tuple(wanted), {name: torch.stack([observed[name] for observed in seen]) for name in names})
 
 
 def _check(loss: Float[Tensor, " run"], first: Float[Tensor, " run"], t: int) -> None:

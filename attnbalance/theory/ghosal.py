@@ -1,6 +1,7 @@
 """The theorems of Ghosal et al. (2024) on the attention-only transformer, each named by its number.
 
-Each returns an `Outcome` for the instance it is given. Theorem 4.2 is the main text's A.5, 4.5 its A.11, 4.6 its A.10.
+Each function checks its theorem on one instance and returns an `Outcome`. The main text's Theorems 4.2, 4.5 and 4.6 are
+A.5, A.11 and A.10 of the appendix.
 """
 
 from __future__ import annotations
@@ -18,19 +19,17 @@ from attnbalance.theory.triples import Examples, Triples
 
 PAPER = "Ghosal et al. 2024, Theorem"
 LARGEST = 300.0
-"""Bounds of entries beyond which their exponentials say nothing any more."""
+"""The largest bound of entries whose exponentials are meaningful floats."""
 
 
 def memorising_model(world: Triples) -> AttentionOnly:
-    """The model of A.2: W_KQ = 0, and W_V adds up phi(a) phi(s)^T + phi(a) phi(r)^T over all facts.
+    """The model of A.2: W_KQ = 0, and W_V is the sum of phi(a) phi(s)^T + phi(a) phi(r)^T over all facts.
 
-    Departure: a pair (a, s) or (a, r) that several facts have counts once. Counted as often as it occurs, which is how
-    the sum is printed, a relation's frequent answer outweighs a rare one by more than the subject can add.
+    Departure: a pair (a, s) or (a, r) shared by several facts counts once. The printed sum counts it once per fact;
+    then a relation's frequent answer outweighs a rare one by more than the subject adds.
     """
-    facts, values = (
-        world.examples(),
-        torch.zeros(len(world.answer), world.tokens, world.tokens, dtype=world.weight.dtype),
-    )
+    facts = world.examples()
+    values = torch.zeros(len(world.answer), world.tokens, world.tokens, dtype=world.weight.dtype)
     runs = torch.arange(len(values))[:, None]
     for token in (facts.subject, facts.query):
         values[runs, token, facts.answer] = 1.0
@@ -40,8 +39,9 @@ def memorising_model(world: Triples) -> AttentionOnly:
 def theorem_a1(world: Triples) -> Outcome:
     """A one-layer transformer can memorise every fact (A.1, by the construction of `memorising_model`).
 
-    The proof presumes that the answers seen with s and with r share only this fact's answer. The construction needs
-    that, so it is an assumption here. The theorem itself holds without it, by constructions that use W_KQ.
+    The proof presumes that the answers seen with s and those seen with r share only this fact's answer. The
+    construction needs this, so it is an assumption here. The theorem itself holds without it, by constructions that use
+    W_KQ.
     """
     facts, model = world.examples(), memorising_model(world)
     logits, answer = model.logits(facts), facts.answer[..., None]
@@ -56,16 +56,16 @@ def theorem_a1(world: Triples) -> Outcome:
 
 
 def theorem_a5(model: AttentionOnly, asked: Examples) -> Outcome:
-    """Attention can hide what is stored (A.5): with W_V as it is, some W_KQ makes memorised facts come out wrong.
+    """Attention can hide stored facts (A.5): for this W_V, some W_KQ makes memorised facts wrong.
 
-    The facts whose answer is not the one that W_V phi(q) favours (D_min) are asked at attention Att_s = d / (S + d),
-    S being their salience and d how much more W_V phi(q) gives its favourite than the fact's answer; the proof's
-    inequality Att_s S <= Att_q d comes to this. Section 4.2 prints Att_s <= d / S, which is too weak: it leaves out
-    Att_q = 1 - Att_s. `hiding_attention` is the exact threshold, never below d / (S + d).
+    Facts whose answer is not the token that W_V phi(q) favours (D_min) are evaluated at attention Att_s = d / (S + d).
+    S is their salience; d is the logit of the favoured token minus that of the fact's answer under W_V phi(q). The
+    proof's inequality Att_s S <= Att_q d is equivalent. Section 4.2 prints Att_s <= d / S, which is too weak: it omits
+    Att_q = 1 - Att_s. `hiding_attention` is the exact threshold, which is at least d / (S + d).
 
-    To try it, take `memorising_model(world)` and `world.examples()`, and add a little to W_V's entry of one of each
-    query's answers. A query's answers A^r are those of the facts given, so that A.3 is met. That W_V with W_KQ = 0 gets
-    every fact right is an assumption here and not only a conclusion: it does not follow from A.2 to A.4, as A.5 has it.
+    To build an instance, take `memorising_model(world)` and `world.examples()`, and for each query add a little to
+    W_V's entry of one of its answers. A query's answers A^r are those of the given facts, so A.3 is met. A.5 concludes
+    that W_V with W_KQ = 0 gets every fact right; this does not follow from A.2 to A.4, so it is assumed here.
     """
     d = _favoured(model, asked)
     hidden, needed = d > 0, _sufficient(model, asked, d)
@@ -73,7 +73,7 @@ def theorem_a5(model: AttentionOnly, asked: Examples) -> Outcome:
     lowest = (exact - needed)[hidden]
     return Outcome(
         f"{PAPER} A.5",
-        "facts are right with W_KQ = 0, and those that the query's values do not favour wrong at Att_s = d / (S + d)",
+        "facts are right with W_KQ = 0; facts that the query's values do not favour are wrong at Att_s = d / (S + d)",
         {
             "A.2: no query's values are alike for all of its answers": _uneven(model, asked),
             "entries of W_V are at least 0": bool((model.W_V >= 0).all()),
@@ -93,12 +93,12 @@ theorem_4_2 = theorem_a5
 
 
 def hiding_attention(model: AttentionOnly, asked: Examples) -> Float[Tensor, "run example"]:
-    """The attention on the subject below which arg max no longer gives the answer (exact form of section 4.2).
+    """The attention on the subject below which arg max does not give the answer (exact form of section 4.2).
 
-    For another token a' let g_q = phi(a')^T W_V phi(q) - phi(a)^T W_V phi(q) and g_s = S - phi(a')^T W_V phi(s). Where
-    g_q > 0, a' wins for Att_s < g_q / (g_q + g_s), or at any attention if g_s <= 0; the threshold is the largest of
-    these, in [0, 1]. 0 where the query favours no other token, so that no attention is low enough. A fact that is right
-    at equal attention has its threshold below 1/2 and is right from there to 1/2.
+    For another token a' let g_q = phi(a')^T W_V phi(q) - phi(a)^T W_V phi(q) and g_s = S - phi(a')^T W_V phi(s). If
+    g_q > 0, a' wins for Att_s < g_q / (g_q + g_s), or at any attention if g_s <= 0; the threshold is the maximum over
+    a', in [0, 1]. It is 0 if the query favours no other token. A fact that is right at equal attention has a threshold
+    below 1/2 and is right at all attention from the threshold to 1/2.
     """
     on_subject, on_query = model.values(asked.subject), model.values(asked.query)
     answer = asked.answer[..., None]
@@ -107,20 +107,20 @@ def hiding_attention(model: AttentionOnly, asked: Examples) -> Float[Tensor, "ru
 
 
 def theorem_a11(model: AttentionOnly, fact: Examples, *, rate: float = 1.0, prompt: int | None = None) -> Outcome:
-    """A step of W_KQ on one fact moves attention on ALL subjects before its prompt token, by the sign of s_rel - p_rel.
+    """A step on W_KQ with one fact changes attention on ALL subjects with its prompt token, by sign(s_rel - p_rel).
 
-    `fact` is one example; every other token stands as a subject s', and is asked with the fact's own prompt token
-    unless `prompt` names another, which the step does not touch. The step is rate Att_s Att_p (s_rel - p_rel)
-    (phi(s) - phi(p)) phi(p)^T: A.5's condensed form leaves out Att_s Att_p, and its proof adds t outside of the
-    exponential, where it belongs inside. What decides is the change of the log-odds of s' against the prompt token,
-    which shows where attention is too near 0 or 1 to move by a digit; `measured` has the change of attention, too.
-    Raises `DataError` for more than one fact, and tokens that the model does not have.
+    `fact` is one example. Every other token is tried as a subject s' with the fact's own prompt token, or with
+    `prompt`, which the step does not change. The step is rate Att_s Att_p (s_rel - p_rel) (phi(s) - phi(p)) phi(p)^T:
+    A.5's condensed form omits Att_s Att_p, and its proof adds t outside the exponential, where it belongs inside. The
+    verdict uses the change of the log-odds of s' against the prompt token, which is nonzero even if attention is too
+    near 0 or 1 to change in floating point; `measured` also has the change of attention. Raises `DataError` for more
+    than one fact and for tokens that the model does not have.
     """
     known = model.W_KQ.shape[-1]
     if max(int(fact.subject.max()), int(fact.query.max()), int(fact.answer.max()), prompt or 0) >= known:
-        raise DataError(f"the model has tokens 0 to {known - 1}; the fact or the prompt {prompt} names others")
+        raise DataError(f"the model has tokens 0 to {known - 1}; the fact or the prompt token is not one of them")
     if fact.subject.shape != (1, 1):
-        raise DataError(f"a step on one fact of one run is asked for, got examples {tuple(fact.subject.shape)}")
+        raise DataError(f"expected one fact of one run, got examples of shape {tuple(fact.subject.shape)}")
     relevance, asked = model.relevance(fact), int(fact.query) if prompt is None else prompt
     step, sign = rate * model.gradient(fact).W_KQ, float(relevance.subject - relevance.prompt)
     tokens = torch.arange(model.W_KQ.shape[-1])[None]
@@ -130,7 +130,7 @@ def theorem_a11(model: AttentionOnly, fact: Examples, *, rate: float = 1.0, prom
     moved = AttentionOnly(model.W_V, model.W_KQ + step).attention(prompts) - model.attention(prompts)
     return Outcome(
         f"{PAPER} A.11",
-        "attention on every subject changes by the sign of s_rel - p_rel",
+        "attention on every subject changes with the sign of s_rel - p_rel",
         {
             "the others are asked with the fact's own prompt token": asked == int(fact.query),
             "s_rel and p_rel differ": sign != 0,
@@ -152,20 +152,20 @@ theorem_4_5 = theorem_a11
 
 
 def theorem_a6(x: Float[Tensor, " entry"], bound: float) -> Outcome:
-    """Entries of softmax(x) lie between exp(-2C) / d and exp(2C) / (d - 1), where no entry of x exceeds C in size.
+    """Entries of softmax(x) lie in [exp(-2C) / d, exp(2C) / (d - 1)] if no entry of x exceeds C in absolute value.
 
     The statement prints e^{2k} for the proof's e^{2C}.
     """
-    found, d = x.softmax(-1), len(x)
+    p, d = x.softmax(-1), len(x)
     if d < 2:
-        raise DataError(f"the bounds speak of at least 2 entries, got {d}")
+        raise DataError(f"the bounds need at least 2 entries, got {d}")
     low, high = math.exp(-2 * bound) / d, math.exp(2 * bound) / (d - 1)
     return Outcome(
         f"{PAPER} A.6",
         "exp(-2C) / d <= softmax(x) <= exp(2C) / (d - 1)",
         {"no entry exceeds C in size": bool((x.abs() <= bound).all())},
-        {"least": float(found.min()), "largest": float(found.max()), "low": low, "high": high},
-        low <= float(found.min()) and float(found.max()) <= high,
+        {"least": float(p.min()), "largest": float(p.max()), "low": low, "high": high},
+        low <= float(p.min()) and float(p.max()) <= high,
     )
 
 
@@ -179,13 +179,13 @@ def theorem_a9(
     C_V: float | None = None,
     start: AttentionOnly | None = None,
 ) -> Outcome:
-    """After one pass of SGD with batch size 1, W_V phi(t) holds at least so much of each of t's answers (A.9).
+    """One pass of SGD with batch size 1 gives each answer of t a least logit in W_V phi(t) (A.9).
 
-    phi(a_i)^T W_V phi(t) >= (n_i exp(-C_KQ) / 2 - n exp(C_V) / (|T| - 1)) rate for each answer a_i that is seen n_i
-    times among the n examples with t. C_KQ / 2 and C_V / 2 bound the entries of W_KQ and W_V along the pass (A.7, A.8);
-    where they are not given, twice the largest entries that occur are taken. `start` replaces the model of zeros.
-    Raises `DataError` for a token that does not occur and a rate that is not above 0, `DivergenceError` where the
-    entries outgrow what the bound can hold.
+    phi(a_i)^T W_V phi(t) >= (n_i exp(-C_KQ) / 2 - n exp(C_V) / (|T| - 1)) rate for each answer a_i that occurs n_i
+    times among the n examples with t. C_KQ / 2 and C_V / 2 bound the entries of W_KQ and W_V during the pass (A.7,
+    A.8); by default C_KQ and C_V are twice the largest entries that occur. `start` replaces the zero model. Raises
+    `DataError` if the token does not occur or the rate is not finite and > 0, and `DivergenceError` if entries grow too
+    large for the bound.
     """
     mine = (stream.subject == token) | (stream.query == token)
     if not bool(mine.any()):
@@ -216,10 +216,10 @@ def theorem_a10(
 ) -> Outcome:
     """Salience grows at least in proportion to how often a fact is seen (A.10): S(s, r, a) >= n c_1 rate, c_1 > 0.
 
-    n counts the examples (s, r), n_tot those with s; c_1 = exp(-C_KQ) / 2 - (n_tot / n) exp(C_V) / (|T| - 1), above 0
-    where s is seen less than n (|T| - 1) exp(-C_KQ) / (2 exp(C_V)) times. C_KQ, C_V and `start` are as in A.9: the
-    statement prints C_KQ and C_V as the bounds of the entries themselves, from which only twice these exponents follow.
-    It is a lower bound; that a more frequent fact has the higher salience does not follow. Raises as `theorem_a9` does.
+    n counts the examples (s, r), n_tot those with s; c_1 = exp(-C_KQ) / 2 - (n_tot / n) exp(C_V) / (|T| - 1), which is
+    positive if s occurs less than n (|T| - 1) exp(-C_KQ) / (2 exp(C_V)) times. C_KQ, C_V and `start` are as in A.9. The
+    statement prints C_KQ and C_V as bounds of the entries themselves, from which only twice these exponents follow. The
+    theorem is a lower bound; it does not imply that a more frequent fact has higher salience. Raises as `theorem_a9`.
     """
     with_subject = stream.subject == subject
     mine = with_subject & (stream.query == query)
@@ -243,16 +243,16 @@ theorem_4_6 = theorem_a10
 
 
 def _balanced(model: AttentionOnly, asked: Examples) -> Bool[Tensor, "run example"]:
-    """Whether each fact is right at equal attention, as with W_KQ = 0."""
+    """Whether each fact is right at equal attention, which W_KQ = 0 gives."""
     return model.correct(asked, torch.full_like(asked.weight, 0.5))
 
 
 def _one_pass(
     stream: Examples, tokens: int, rate: float, start: AttentionOnly | None, C_KQ: float | None, C_V: float | None
 ) -> tuple[AttentionOnly, float, float, dict[str, bool]]:
-    """The model after one pass over a stream of one run, the bounds C_KQ and C_V, and what of A.9's setting is met."""
+    """The model after one pass over a stream of one run, C_KQ and C_V, and which assumptions of A.9 are met."""
     if not 0 < rate < math.inf:
-        raise DataError(f"the learning rate must be a number above 0, got {rate}")
+        raise DataError(f"the learning rate must be finite and > 0, got {rate}")
     zeros = torch.zeros(1, tokens, tokens, dtype=torch.float64)
     model = AttentionOnly(zeros, zeros.clone()) if start is None else start.copy()
     largest_KQ, largest_V = float(model.W_KQ.abs().max()), float(model.W_V.abs().max())
@@ -272,13 +272,13 @@ def _one_pass(
 
 
 def _only_common_answer(world: Triples) -> bool:
-    """Whether for every fact no other answer is seen both with its subject and with its relation."""
+    """Whether, for every fact, no other answer occurs both with its subject and with its relation."""
     seen, facts = memorising_model(world), world.examples()
     return bool(((seen.values(facts.subject) * seen.values(facts.query)).sum(-1) == 1).all())
 
 
 def _uneven(model: AttentionOnly, asked: Examples) -> bool:
-    """Whether every query of every run tells some of its facts' answers from others."""
+    """Whether the values of every query differ between some of its facts' answers, in every run."""
     values = model.values(asked.query)
     for run, (queries, answers) in enumerate(zip(asked.query, asked.answer, strict=True)):
         for query in queries.unique():
@@ -296,5 +296,5 @@ def _favoured(model: AttentionOnly, asked: Examples) -> Float[Tensor, "run examp
 
 
 def _sufficient(model: AttentionOnly, asked: Examples, d: Float[Tensor, "run example"]) -> Float[Tensor, "run example"]:
-    """The attention d / (S + d), less a little so that ties break."""
+    """The attention d / (S + d), reduced slightly to break ties."""
     return (d / (model.salience(asked) + d).clamp(min=1e-300)).clamp(max=1.0) * (1 - 1e-9)

@@ -1,4 +1,4 @@
-"""The constants of Goyal et al. (2024), appendix C.1, read off an instance, and which assumptions that meets."""
+"""The constants of Goyal et al. (2024), appendix C.1, of an instance, and the assumptions that it meets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attnbalance.theory.context import ContextModel, attention, not_orthonormal
 from attnbalance.theory.context_points import CRITICAL, OVERLAPPING, Points, Scalars, stored_values
 
 SAME = 1e-8
-"""Absolute difference below which two values of an instance, of order 1 to 10, count as the same."""
+"""Two values of an instance, of order 1 to 10, count as equal if their absolute difference is below this."""
 
 UNIQUE = "Assumption 1: each subject and each answer occurs once"
 ORTHONORMAL = "Assumptions 2-4: embeddings are orthonormal but for the shared directions"
@@ -29,12 +29,12 @@ ENOUGH = "added: |D_C| m_C > (|D_C+S| + 1) |m_C+S|, so that A_2 > 0"
 
 @dataclass(frozen=True)
 class Constants:
-    """The paper's constants of one instance. What rests on a kind of point that is missing is NaN.
+    """The paper's constants of one instance. A constant is NaN if it needs a kind of point that is missing.
 
     `gap_C` is v_0(c, c) - v_0(c, s) of a C point and `gap_CS` that of a C+S point (Lemma 3); `lambda_C` is 1 -
     softmax(z)_c of a C point under even attention (eq. 45), `m_C` is <v_0(c) - v_0(s), e_c - softmax(z)> (Lemma 4), in
-    nats, `A_1` is 8 / learning rate times what one step adds to score(c) - score(s) of a C point (eq. 92); `lambda_CS`,
-    `m_CS` and `A_2` are the same of a C+S point (eq. 46 and 93). A_1 and A_2 are for any numbers of points.
+    nats, `A_1` is 8 / learning rate times the change of score(c) - score(s) of a C point in one step (eq. 92);
+    `lambda_CS`, `m_CS` and `A_2` are those of a C+S point (eq. 46 and 93). A_1 and A_2 hold for any numbers of points.
     """
 
     critical: int
@@ -58,9 +58,9 @@ def _logit(p: float) -> float:
 
 
 def read_constants(model: ContextModel, points: Points) -> Constants:
-    """The constants that the first point of each kind shows. Raises `DataError` for a model of several runs."""
+    """The constants, from the first point of each kind. Raises `DataError` for a model of several runs."""
     if len(model.W_V) != 1:
-        raise DataError(f"expected a model of one run, got {len(model.W_V)}: a statement is tried on one instance")
+        raise DataError(f"expected a model of one run, got {len(model.W_V)}: a statement is checked on one instance")
     values, vocabulary = model.values[0].detach(), model.vocabulary
     o_c, o_r = float(values[vocabulary.subjects, -1]), float(values[-1, -1])
     contexts, known = points.context[points.context >= 0], points.stored >= 0
@@ -79,7 +79,7 @@ def read_constants(model: ContextModel, points: Points) -> Constants:
 
 
 def symmetric(model: ContextModel, points: Points) -> bool:
-    """Whether the values of all tokens of these points are as Assumption 6 has them."""
+    """Whether the values of all tokens of these points satisfy Assumption 6."""
     c = read_constants(model, points)
     deltas = [0.5 if math.isnan(delta) else delta for delta in (c.delta_M, c.delta_C)]
     scalars = Scalars.same(deltas[0], deltas[1], c.o_c, c.o_r)
@@ -89,15 +89,15 @@ def symmetric(model: ContextModel, points: Points) -> bool:
 
 
 def even(model: ContextModel, points: Points) -> bool:
-    """Whether r attends to context and subject alike, and not to itself."""
+    """Whether r attends equally to context and subject, and not to itself."""
     wanted = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     return bool((attention(model, points) - wanted).abs().max() < SAME)
 
 
 def setting(model: ContextModel, points: Points) -> dict[str, bool]:
-    """Assumptions 1 to 6 and Definitions 2 and 3, as far as the proofs use them: delta_M > delta_C > 1 / K_A.
+    """Assumptions 1 to 6, and the part of Definitions 2 and 3 that the proofs use: delta_M > delta_C > 1 / K_A.
 
-    The paper asks for more, delta_C > 3 / (K_A - 1) and delta_M > 2 delta_C, which is never needed.
+    The paper requires delta_C > 3 / (K_A - 1) and delta_M > 2 delta_C, which no proof needs.
     """
     c = read_constants(model, points)
     return {
@@ -112,5 +112,5 @@ def setting(model: ContextModel, points: Points) -> dict[str, bool]:
 
 
 def wide(c: Constants) -> Mapping[str, bool]:
-    """The condition that Lemma 6 lacks: the context's lead over chance is at least memory's over the context."""
+    """The condition that Lemma 6 lacks: the context's lead over chance is at least memory's lead over the context."""
     return {WIDE: c.gap_C >= -c.gap_CS}

@@ -1,4 +1,4 @@
-"""What a theorem says of one instance, and what was seen there."""
+"""The result of checking a statement of a paper on one instance."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Outcome:
-    """One statement of a paper, tried on one instance.
+    """One statement of a paper, checked on one instance.
 
-    `statement` is its place ("Ghosal et al. 2024, Theorem A.11") and `claim` what it says, with the paper's slips put
-    right. `assumptions` holds each condition of the statement and whether the instance meets it, `measured` the numbers
-    that were compared, and `holds` whether the conclusion is true of them, whatever the assumptions.
+    `statement` cites it ("Ghosal et al. 2024, Theorem A.11"); `claim` is its content, with the paper's errors
+    corrected. `assumptions` maps each condition of the statement to whether the instance meets it. `measured` holds the
+    numbers that were compared. `holds` says whether the conclusion is true, regardless of the assumptions.
     """
 
     statement: str
@@ -23,10 +23,10 @@ class Outcome:
 
     @property
     def applies(self) -> bool:
-        """Whether the instance meets every assumption, so that the statement says something of it."""
+        """Whether the instance meets every assumption."""
         return all(self.assumptions.values())
 
     @property
     def refuted(self) -> bool:
-        """Whether the instance meets every assumption and yet the conclusion is false."""
+        """Whether the instance meets every assumption but the conclusion is false."""
         return self.applies and not self.holds

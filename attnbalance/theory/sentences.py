@@ -1,4 +1,4 @@
-"""Sentences (context, subject, phrase, answer) of Xu & Chen (2025), section 3, as samples of the next token."""
+"""Sentences (context, subject, phrase, answer) of Xu & Chen (2025), section 3, as next-token samples."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from attnbalance.errors import DataError
 
 CONTEXT, FORMAT, NOTHING = 0, 1, -1
-"""The irrelevant context token c, the question's format token p, and a place without a token (always in front)."""
+"""The irrelevant context token c, the question's format token p, and padding (always on the left)."""
 
 PHRASES = ("universal", "own")
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs with the distribution of their next token; `weight` adds up to 1 in each run.
+    """Inputs with the distribution of their next token; `weight` sums to 1 in each run.
 
-    The query is the last token. A target may be soft: one sample stands for all sentences that begin alike.
+    The query is the last token. A target may be soft: one sample represents all sentences with the same beginning.
     """
 
     tokens: Int[Tensor, "run sample position"]
@@ -30,17 +30,17 @@ class Samples:
     weight: Float[Tensor, "run sample"]
 
     def __len__(self) -> int:
-        """How many samples each run has."""
+        """The number of samples of each run."""
         return self.tokens.shape[1]
 
     def run(self, index: int) -> Samples:
-        """The samples of one run alone."""
+        """A batch that holds only this run."""
         return Samples(*(x[index : index + 1] for x in (self.tokens, self.target, self.weight)))
 
 
 @dataclass(frozen=True)
 class Split:
-    """Questions (c, s, p) -> a: those finetuned on, and the frequent and the rare ones that are not."""
+    """Questions (c, s, p) -> a: about the finetuned pairs, and about the other frequent and the rare pairs."""
 
     train: Samples
     frequent: Samples
@@ -49,10 +49,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Sentences:
-    """Pairs of a subject and an answer, the frequent ones first, and the relation phrases each is written with.
+    """Pairs of a subject and an answer, frequent pairs first, and the relation phrases of each pair.
 
-    Tokens are numbered: c, p, the universal phrases, then, if rare pairs have their own, those; subjects; answers.
-    `order` is the order in which frequent pairs are taken for finetuning. `context` is whether c is written.
+    Tokens are numbered in this order: c, p, universal phrases, the rare pairs' own phrases (if any), subjects, answers.
+    `order` is the order in which frequent pairs are chosen for finetuning. `context` says whether sentences contain c.
     """
 
     frequent: Int[Tensor, "run frequent multiplicity"]
@@ -64,17 +64,17 @@ class Sentences:
 
     @property
     def pairs(self) -> int:
-        """How many pairs of a subject and an answer there are."""
+        """The number of pairs of a subject and an answer."""
         return self.frequent.shape[1] + self.rare.shape[1]
 
     @property
     def multiplicity(self) -> int:
-        """K, with how many phrases a frequent pair is written."""
+        """K, the number of phrases of a frequent pair."""
         return self.frequent.shape[2]
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are, c and p among them whether they occur or not."""
+        """The number of tokens, including c and p even if they do not occur."""
         return 2 + self.phrases + 2 * self.pairs
 
     @property
@@ -89,22 +89,22 @@ class Sentences:
 
     @property
     def entropy(self) -> float:
-        """The least loss on `pretraining`, in nats.
+        """The lowest possible loss on `pretraining`, in nats.
 
-        Only phrases are uncertain: ln K for frequent pairs, 0 for rare ones, in one of two predictions of a sentence.
+        A sentence has two predictions, phrase and answer. Only a frequent pair's phrase is uncertain, by ln K.
         """
         return self.frequent.shape[1] / self.pairs * math.log(self.multiplicity) / 2
 
     def run(self, index: int) -> Sentences:
-        """The world of one run alone."""
+        """A batch that holds only this run."""
         frequent, rare, order = (x[index : index + 1] for x in (self.frequent, self.rare, self.order))
         return replace(self, frequent=frequent, rare=rare, order=order)
 
     def pretraining(self) -> Samples:
-        """Every (c, s) -> phrase and (c, s, phrase) -> a; a rare pair's weighs as the K of a frequent one (appendix J).
+        """Every (c, s) -> phrase and (c, s, phrase) -> a; each rare sentence has weight K (appendix J).
 
-        The K sentences of a frequent subject share their beginning (c, s), so they are one sample whose target is even
-        over its phrases: the same loss and gradient up to rounding, with K times fewer samples.
+        The K sentences of a frequent subject begin with the same (c, s). They are one sample whose target is uniform
+        over its phrases, which gives the same loss and gradient up to rounding with K times fewer samples.
         """
         runs, frequent, K = self.frequent.shape
         pair = torch.arange(self.pairs)
@@ -121,26 +121,25 @@ class Sentences:
         return Samples(torch.cat([begun, whole], dim=1), target, (weight / weight.sum()).repeat(runs, 1))
 
     def questions(self, pair: Int[Tensor, "run chosen"]) -> Samples:
-        """(c, s, p) -> a for some pairs of each run, all with the same weight."""
+        """(c, s, p) -> a for the given pairs of each run, with equal weights."""
         weight = torch.full(pair.shape, 1 / max(1, pair.shape[1]), dtype=self.dtype)
         return Samples(self._prompts(pair, torch.full_like(pair, FORMAT)), self._answers(pair), weight)
 
     def split(self, share: float, spared: float | None = None) -> Split:
-        """Questions about a share beta of the frequent pairs to finetune on, at least one; all others test.
+        """Questions for finetuning, about a share beta of the frequent pairs (at least one), and for testing.
 
-        A larger share takes in the smaller one's pairs. With `spared`, only frequent pairs beyond that larger share
-        test, so that different shares are tested on the same questions. Raises `DataError` for a share outside (0, 1],
-        a smaller `spared`, or where no pair is frequent.
+        A larger share includes the pairs of a smaller one. The frequent pairs after the share `spared` (by default
+        `share`) are test pairs; a common `spared` tests different shares on the same questions. Raises `DataError`
+        unless 0 < share <= spared <= 1 and some pair is frequent.
         """
         runs, frequent, _ = self.frequent.shape
         spared = share if spared is None else spared
         if not 0 < share <= spared <= 1:
             raise DataError(
-                f"finetune on a share of the frequent pairs above 0 and at most 1, and test beyond one no smaller; got "
-                f"{share} and {spared}"
+                f"the finetuned share and spared must satisfy 0 < share <= spared <= 1, got {share} and {spared}"
             )
         if not frequent:
-            raise DataError("no pair is frequent, so none can be finetuned on: raise the share of frequent pairs")
+            raise DataError("no pair is frequent, so there are none to finetune on: raise the share of frequent pairs")
         taken, beyond = (max(1, round(x * frequent)) for x in (share, spared))
         rare = torch.arange(frequent, self.pairs).expand(runs, -1)
         return Split(*(self.questions(x) for x in (self.order[:, :taken], self.order[:, beyond:], rare)))
@@ -169,26 +168,30 @@ def make_sentences(
 ) -> Sentences:
     """A world of sentences for each seed, all of the same size.
 
-    A share `frequent` of the `pairs` has `multiplicity` K different phrases of the `universe` of M. What a rare pair's
-    one phrase is can be read in two ways: one of the universal ones ("universal"), or one that no other pair has
-    ("own"). Finetuning on frequent pairs never meets an own phrase. A seed's phrases with a larger K contain those with
-    a smaller. Raises `DataError` for impossible sizes.
+    A share `frequent` of the `pairs` has `multiplicity` K different phrases from a `universe` of M. The paper leaves a
+    rare pair's one phrase open: one of the universal phrases ("universal"), or one of its own ("own"), which finetuning
+    on frequent pairs never trains. For one seed, the phrases at a smaller K are a subset of those at a larger K. Raises
+    `DataError` for invalid sizes.
     """
     if pairs < 1 or not seeds:
-        raise DataError(f"at least one pair and one seed are needed, got {pairs} pairs and {len(seeds)} seeds")
+        raise DataError(f"expected at least one pair and one seed, got {pairs} pairs and {len(seeds)} seeds")
     if not 0 <= frequent <= 1:
-        raise DataError(f"the share of frequent pairs lies between 0 and 1, got {frequent}")
+        raise DataError(f"the share of frequent pairs must be in [0, 1], got {frequent}")
     if not 1 <= multiplicity <= universe:
-        raise DataError(f"the multiplicity K is between 1 and the {universe} universal phrases, got {multiplicity}")
+        raise DataError(
+            f"the multiplicity K must be between 1 and the {universe} universal phrases, got {multiplicity}"
+        )
     if rare_phrase not in PHRASES:
-        raise DataError(f"rare_phrase is one of {', '.join(PHRASES)}, got {rare_phrase!r}")
+        raise DataError(f"rare_phrase must be one of {', '.join(PHRASES)}, got {rare_phrase!r}")
     count, own = round(frequent * pairs), rare_phrase == "own"
-    many, one, order = [], [], []
+    frequent_phrases, rare_phrases, order = [], [], []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.rand(pairs, universe, generator=generator).argsort(1) + 2
-        many.append(drawn[:count, :multiplicity])
-        one.append(torch.arange(pairs - count) + 2 + universe if own else drawn[count:, 0])
+        frequent_phrases.append(drawn[:count, :multiplicity])
+        rare_phrases.append(torch.arange(pairs - count) + 2 + universe if own else drawn[count:, 0])
         order.append(torch.randperm(count, generator=generator))
     phrases = universe + (pairs - count) * own
-    return Sentences(torch.stack(many), torch.stack(one), torch.stack(order), phrases, context, dtype)
+    return Sentences(
+        torch.stack(frequent_phrases), torch.stack(rare_phrases), torch.stack(order), phrases, context, dtype
+    )

@@ -1,4 +1,4 @@
-"""Facts as (s, r, a) of single tokens: Zipf subjects, answers of each relation, prompts (s, r) and (s, p_r)."""
+"""Facts (s, r, a) of single tokens: subjects with Zipf popularity, statements (s, r) -> a and prompts (s, p_r) -> a."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ SPLITS = ("top", "whole", "random", "bottom")
 
 @dataclass(frozen=True)
 class Examples:
-    """Prompts (s, q) with their answers, by token; `weight` adds up to 1 in each run."""
+    """Prompts (s, q) with their answers, as tokens; `weight` sums to 1 in each run."""
 
     subject: Int[Tensor, "run example"]
     query: Int[Tensor, "run example"]
     answer: Int[Tensor, "run example"]
     weight: Float[Tensor, "run example"]
 
-    def take(self, place: Int[Tensor, "run chosen"]) -> Examples:
-        """Some of the examples of each run, all with the same weight."""
-        even = torch.full(place.shape, 1 / place.shape[1], dtype=self.weight.dtype)
-        subject, query, answer = (x.gather(1, place) for x in (self.subject, self.query, self.answer))
+    def take(self, index: Int[Tensor, "run chosen"]) -> Examples:
+        """The examples with these indices in each run, with equal weights."""
+        even = torch.full(index.shape, 1 / index.shape[1], dtype=self.weight.dtype)
+        subject, query, answer = (x.gather(1, index) for x in (self.subject, self.query, self.answer))
         return Examples(subject, query, answer, even)
 
 
 @dataclass(frozen=True)
 class Triples:
-    """A world of facts for each run: one answer for every subject and relation, the most popular subject first.
+    """A world of facts for each run: one answer per subject and relation, with the most popular subject first.
 
-    Tokens are numbered: subjects, relations r, their prompt tokens p_r, answers. Each relation has answers of its own.
+    Tokens are numbered in this order: subjects, relations r, their prompt tokens p_r, answers. Relations share no
+    answers.
     """
 
     answer: Int[Tensor, "run subject relation"]
@@ -43,16 +44,16 @@ class Triples:
 
     @property
     def subjects(self) -> int:
-        """How many subjects there are."""
+        """The number of subjects."""
         return self.answer.shape[1]
 
     @property
     def relations(self) -> int:
-        """How many relations there are."""
+        """The number of relations."""
         return self.answer.shape[2]
 
     def examples(self, *, asked: bool = False) -> Examples:
-        """Every fact as (s, r) -> a, or as (s, p_r) -> a where `asked`, subject by subject; weights all alike."""
+        """Every fact as (s, r) -> a, or as (s, p_r) -> a if `asked`, subject by subject, with equal weights."""
         runs, subjects, relations = self.answer.shape
         subject = torch.arange(subjects).repeat_interleave(relations).expand(runs, -1)
         query = subjects + relations * asked + torch.arange(relations).repeat(subjects).expand(runs, -1)
@@ -60,19 +61,19 @@ class Triples:
         return Examples(subject, query, self.answer.flatten(1), even)
 
     def drawn(self, count: int, generators: Sequence[torch.Generator]) -> Examples:
-        """`count` statements (s, r) -> a for each run: s by popularity, r evenly (section 3.1)."""
-        places = [
-            torch.multinomial(weight, count, replacement=True, generator=one) * self.relations
-            + torch.randint(self.relations, (count,), generator=one)
-            for weight, one in zip(self.weight, generators, strict=True)
+        """Draw `count` statements (s, r) -> a for each run: s by popularity, r uniformly (section 3.1)."""
+        indices = [
+            torch.multinomial(weight, count, replacement=True, generator=generator) * self.relations
+            + torch.randint(self.relations, (count,), generator=generator)
+            for weight, generator in zip(self.weight, generators, strict=True)
         ]
-        return self.examples().take(torch.stack(places))
+        return self.examples().take(torch.stack(indices))
 
     def of(self, subjects: Bool[Tensor, "run subject"], *, asked: bool = True) -> Examples:
-        """The facts of some subjects, as many in each run, as prompts."""
+        """The facts of the given subjects as prompts (statements unless `asked`); runs have equally many subjects."""
         counts = subjects.sum(1)
         if int(counts.min()) < 1 or int(counts.min()) != int(counts.max()):
-            raise DataError(f"choose as many subjects in each run, at least one; got {counts.tolist()}")
+            raise DataError(f"expected the same number of subjects in each run, at least one, got {counts.tolist()}")
         chosen = subjects.repeat_interleave(self.relations, dim=1)
         return self.examples(asked=asked).take(chosen.nonzero()[:, 1].view(len(chosen), -1))
 
@@ -86,23 +87,26 @@ def make_triples(
     alpha: float | Sequence[float] = 1.0,
     dtype: torch.dtype = torch.float64,
 ) -> Triples:
-    """A world for each seed: the k-th subject has popularity proportional to k^-alpha (one alpha, or one a run).
+    """A world for each seed; the k-th subject's popularity is proportional to k^-alpha (one alpha, or one per run).
 
-    The `answers` are dealt out to the relations; a fact's answer is drawn evenly from its relation's. Raises
-    `DataError` for an alpha that is not above 0, more relations than answers, or a world without subjects, relations or
-    seeds.
+    The `answers` are divided among the relations; a fact's answer is drawn uniformly from those of its relation. Raises
+    `DataError` unless alpha > 0, subjects >= 2, 1 <= relations <= answers and there is a seed.
     """
     alphas = [alpha] * len(seeds) if isinstance(alpha, int | float) else list(alpha)
     if len(alphas) != len(seeds) or not seeds:
-        raise DataError(f"a world needs seeds, and one alpha or one a seed; got {len(seeds)} and {len(alphas)}")
-    if not all(0 < one < float("inf") for one in alphas):
-        raise DataError(f"the Zipf exponent alpha must be above 0, got {min(alphas)}")
+        raise DataError(
+            f"expected at least one seed, and one alpha or one per seed, got {len(seeds)} and {len(alphas)}"
+        )
+    if not all(0 < exponent < float("inf") for exponent in alphas):
+        raise DataError(f"the Zipf exponent alpha must be finite and > 0, got {min(alphas)}")
     if subjects < 2 or relations < 1:
-        raise DataError(f"a world needs at least 2 subjects and 1 relation; got {subjects} and {relations}")
+        raise DataError(f"expected at least 2 subjects and 1 relation, got {subjects} and {relations}")
     if relations > answers:
-        raise DataError(f"{relations} relations need at least as many answers, got {answers}: each has its own")
+        raise DataError(
+            f"{relations} relations need at least as many answers, got {answers}: relations share no answers"
+        )
     ranks = torch.arange(1, subjects + 1, dtype=dtype)
-    weight = torch.stack([ranks**-one / (ranks**-one).sum() for one in alphas])
+    weight = torch.stack([ranks**-exponent / (ranks**-exponent).sum() for exponent in alphas])
     first, answer = subjects + 2 * relations, []
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
@@ -114,20 +118,20 @@ def make_triples(
 
 @dataclass(frozen=True)
 class Subjects:
-    """Which subjects of each run are held out for testing, and which are trained on."""
+    """Masks of each run's subjects: held out for testing, and trained on."""
 
     heldout: Bool[Tensor, "run subject"]
     trained: Bool[Tensor, "run subject"]
 
 
 def split_subjects(world: Triples, name: str, seeds: Sequence[int]) -> Subjects:
-    """Half of the subjects at random are held out; of the others, `name` says which are trained on (section 3.2).
+    """Hold out a random half of the subjects; `name` chooses the training subjects from the others (section 3.2).
 
-    "top" and "bottom" take the more and the less popular half of them, "random" a random half, "whole" all. The same
-    seed holds out the same subjects for every name. Raises `DataError` for another name.
+    "top" and "bottom" choose the more and the less popular half of the others, "random" a random half, "whole" all. One
+    seed holds out the same subjects for every name. Raises `DataError` for an unknown name.
     """
     if name not in SPLITS:
-        raise DataError(f"no split {name!r}; there are {', '.join(SPLITS)}")
+        raise DataError(f"no split {name!r}; choose one of {', '.join(SPLITS)}")
     heldout, trained = (torch.zeros(world.weight.shape, dtype=torch.bool) for _ in range(2))
     for run, seed in enumerate(seeds):
         order = torch.randperm(world.subjects, generator=torch.Generator().manual_seed(seed))

@@ -1,8 +1,8 @@
-"""Xu & Chen (2025, arXiv 2508.00901) as functions: what a statement claims of trained models, and what was measured.
+"""The statements of Xu & Chen (2025, arXiv 2508.00901), checked on trained models.
 
-The statements hold as sizes grow, with constants that the paper leaves open. Each function says which finite number
-stands for the statement. A batch of runs is one instance: what is claimed of a run must hold in each of them, and what
-is claimed of the mean is judged by Student's 95% interval over runs.
+The statements are asymptotic, with constants that the paper leaves open. Each docstring gives the finite criterion used
+instead. A batch of runs is one instance: a claim about a run must hold in every run, and a claim about the mean is
+judged by Student's 95% interval over runs.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from attnbalance.theory.sentences import CONTEXT, FORMAT, Samples
 
 PAPER = "Xu & Chen 2025"
 FILTERED = 0.2
-"""Attention on the context token below which it counts as filtered out; in three tokens it begins at 0.33."""
+"""The context token counts as filtered out if its attention is at most this; among three tokens it starts at 0.33."""
 COMPARABLE = 0.2
 """Least attention on subject and phrase that counts as comparable (Lemma 16's proof uses 0.3)."""
 LONGER = 2.5
-"""How many times the others' length the context token's embedding has at least, where its score is to fall first."""
+"""The least length of the context token's embedding, relative to the others', for its score to fall first."""
 GAP = 0.1
-"""How far above the entropy, in nats, a loss may end to count as near-optimal."""
+"""A loss counts as near-optimal if it ends at most this far above the entropy, in nats."""
 LOW = 0.5
-"""Accuracy below which finetuning counts as having failed to extract what was stored."""
+"""Finetuning counts as having failed to extract stored facts if accuracy is below this."""
 
 
 def lemma_1(model: AttentionMLP, samples: Samples, *, seed: int = 0, size: float = 1e-5) -> Outcome:
-    """The gradients of the loss with respect to W_1 and Z (equations 22 and 23), against central differences.
+    """The gradients of the loss by W_1 and Z (equations 22 and 23), against central differences.
 
-    Compared in one random direction for each matrix and run, over a step of `size` to both sides; relative to the
-    gradient's length, 1e-6 may differ, a thousand times what cubic terms and rounding leave. The lemma needs, and does
-    not say, that no neuron reads exactly 0, where ReLU has no derivative; here, that none changes sign on the way.
+    They are compared in one random direction for each matrix and run, with a step of `size` to both sides. The
+    tolerance is 1e-6 of the gradient's length, a thousand times the cubic terms and rounding. The lemma needs, but does
+    not state, that no neuron's input is exactly 0, where ReLU has no derivative; here no input may change sign between
+    the ends.
     """
-    found, generator = model.gradient(samples), torch.Generator().manual_seed(seed)
+    gradients, generator = model.gradient(samples), torch.Generator().manual_seed(seed)
     errors, kept = {}, True
     for name in ("W_1", "Z"):
         toward = torch.randn(getattr(model, name).shape, generator=generator, dtype=torch.float64).to(model.norm.dtype)
-        gradient = getattr(found, name)
+        gradient = getattr(gradients, name)
         ends = [replace(model, **{name: getattr(model, name) + sign * size * toward}) for sign in (1, -1)]
         slope = (ends[0].loss(samples) - ends[1].loss(samples)) / (2 * size)
         expected = (gradient * toward).flatten(1).sum(1)
@@ -62,9 +63,9 @@ def lemma_1(model: AttentionMLP, samples: Samples, *, seed: int = 0, size: float
 def theorem_2_1(acquired: Acquired) -> Outcome:
     """Pretraining ends near the entropy of the next token (equation 13): at most `GAP` nats above it, in every run.
 
-    The paper's gap shrinks with the number of steps. Assumes that attention is trained wherever there is a context
-    token to filter out, and, for the condition on the width, that in the model before the last two stages every sample
-    has an active neuron for each of its targets: a target whose neurons are all silent gets no gradient at all.
+    The paper's gap shrinks with the number of steps. Assumes that attention is trained if there is a context token to
+    filter out. For the paper's condition on the width, assumes that in the model before the last two stages every
+    sample has an active neuron for each of its targets: a target whose neurons are all inactive gets no gradient.
     """
     gaps = acquired.model.loss(acquired.samples) - acquired.sentences.entropy
     return Outcome(
@@ -79,60 +80,60 @@ def theorem_2_1(acquired: Acquired) -> Outcome:
 def theorem_2_2(setting: Setting, seeds: Sequence[int], *, low: Setting) -> Outcome:
     """Accuracy on frequent pairs that were not finetuned is higher under `setting` than under `low` (equation 14).
 
-    The paper bounds the error by a term that falls with K, with beta N and with 1 / M. What stands for it here: the
-    difference of the accuracies of two settings that differ in these three only, each at its best step of finetuning
-    (appendix J), is positive over seeds. A trend over trained runs, so it is one instance, not one a run.
-    Assumes that `setting` has K and beta no smaller and M no larger than `low`, and not all alike. The test is on those
-    pairs that neither setting finetunes, for each seed its own. Trained attention is no condition: with even attention
-    the accuracies are lower, but follow the same trends.
+    The paper bounds the error by a term that falls with K, with beta N and with 1 / M. Criterion: for two settings that
+    differ only in these three, the difference in accuracy, each at its best step of finetuning (appendix J), is
+    positive over seeds. All seeds together are one instance. Assumes that `setting` has K and beta no smaller and M no
+    larger than `low`, and that they are not all equal. Both settings are tested on the pairs that neither finetunes,
+    which depend on the seed. Trained attention is not assumed: with uniform attention the accuracies are lower but
+    follow the same trends.
     """
     spared = max(setting.share, low.share)
     acquired = acquire(setting, seeds)
     other = acquired if replace(low, share=setting.share) == setting else acquire(low, seeds)
     high = best_accuracy(acquired, replace(setting, spared=spared))
     less = best_accuracy(other, replace(low, spared=spared))
-    found = seed_interval((high - less).tolist())
+    difference = seed_interval((high - less).tolist())
     order = (setting.multiplicity, setting.share, -setting.universe), (low.multiplicity, low.share, -low.universe)
     easier = order[0] != order[1] and all(a >= b for a, b in zip(*order, strict=True))
     return Outcome(
         f"{PAPER}, Theorem 2, statement 2",
         "accuracy on pairs not finetuned rises with K and beta and falls with M",
         {"more phrases covered": easier},
-        {"accuracy": float(high.mean()), "below": float(less.mean()), "difference's low end": found.low},
-        found.low > 0,
+        {"accuracy": float(high.mean()), "below": float(less.mean()), "difference's low end": difference.low},
+        difference.low > 0,
     )
 
 
 def theorem_2_3(setting: Setting, seeds: Sequence[int]) -> Outcome:
     """With low coverage, finetuning fails to extract: accuracy on pairs not finetuned is below `LOW` over seeds.
 
-    Coverage is the share of the universal phrases that the finetuned pairs were written with; low is at most a quarter.
-    That alone does not suffice, so K = 1 is assumed too: the K phrases of a subject share what a single one has for
-    itself, while the answer is trained with every one of them. With K = 3 the answer is stored more strongly than each
-    phrase, and extraction works although hardly any phrase is covered.
+    Coverage is the share of the universal phrases that the finetuned pairs use; low means at most a quarter. Low
+    coverage alone does not suffice, so K = 1 is assumed too: the K phrases of a subject share the probability that a
+    single phrase has, while the answer is trained with each of them. With K = 3 the answer is stored more strongly than
+    each phrase, and extraction works although few phrases are covered.
     """
     acquired = acquire(setting, seeds)
     sentences, taken = acquired.sentences, max(1, round(setting.share * acquired.sentences.frequent.shape[1]))
     phrases = sentences.frequent.gather(1, sentences.order[:, :taken, None].expand(-1, -1, sentences.multiplicity))
-    covered = [len(one.unique()) / setting.universe for one in phrases]
-    found = seed_interval(best_accuracy(acquired, setting).tolist())
+    covered = [len(run.unique()) / setting.universe for run in phrases]
+    accuracy = seed_interval(best_accuracy(acquired, setting).tolist())
     return Outcome(
         f"{PAPER}, Theorem 2, statement 3",
-        f"accuracy on pairs not finetuned stays below {LOW} where finetuning covers few phrases",
+        f"accuracy on pairs not finetuned stays below {LOW} if finetuning covers few phrases",
         {"low coverage": max(covered) <= 0.25, "K = 1": sentences.multiplicity == 1},
-        {"coverage": sum(covered) / len(covered), "accuracy": found.mean, "accuracy's high end": found.high},
-        found.high < LOW,
+        {"coverage": sum(covered) / len(covered), "accuracy": accuracy.mean, "accuracy's high end": accuracy.high},
+        accuracy.high < LOW,
     )
 
 
 def proposition_1(acquired: Acquired) -> Outcome:
-    """After stage 1 attention filters out the context token, and weighs subject and phrase comparably (15 and 16).
+    """After stage 1 attention filters out the context token and is comparable on subject and phrase (15 and 16).
 
-    Stands for it: on every (c, s, phrase) of every run attention on c is at most `FILTERED`, and that on s and on the
-    phrase at least `COMPARABLE`. Attention on c in (c, s) is measured and claims nothing: there c does no harm, since
-    it stands for "a phrase comes next", and where K is a large part of M attention may even turn to it.
-    Assumes trained attention, that c is written, and that its embedding is longer than the others' (section 3), at
-    least `LONGER` times, which is what makes its score fall first: at 1.05 to 2.2 times some runs still attend to c.
+    Criterion: on every (c, s, phrase) of every run, attention on c is at most `FILTERED`, and attention on s and on the
+    phrase at least `COMPARABLE`. Attention on c in (c, s) is measured but not judged: there c does no harm, since it
+    signals that a phrase comes next, and if K is a large part of M attention may even move to it.
+    Assumes that attention is trained, that sentences contain c, and that c's embedding is at least `LONGER` times as
+    long as the others' (section 3), which makes its score fall first: at 1.05 to 2.2 times some runs still attend to c.
     """
     share = acquired.stages[0].attention(acquired.samples)
     begun, whole = share[:, : acquired.sentences.pairs], share[:, acquired.sentences.pairs :]
@@ -142,7 +143,7 @@ def proposition_1(acquired: Acquired) -> Outcome:
     assumptions = {"attention is trained": not acquired.model.uniform, "context is longer": longer}
     return Outcome(
         f"{PAPER}, Proposition 1",
-        "after stage 1 attention is near 0 on the context and comparable on subject and phrase",
+        "after stage 1 attention is near 0 on the context, and comparable on subject and phrase",
         assumptions | {"context is written": acquired.sentences.context},
         {"most on context": on_context, "least on subject or phrase": least, "most on context of two tokens": in_two},
         on_context <= FILTERED and least >= COMPARABLE,
@@ -150,10 +151,10 @@ def proposition_1(acquired: Acquired) -> Outcome:
 
 
 def proposition_2(acquired: Acquired) -> Outcome:
-    """What the MLP has learned: phrases after stage 1, answers after stage 2, the entropy after stage 3 (17 to 19).
+    """The MLP learns phrases in stage 1 and answers in stage 2, and reaches the entropy in stage 3 (17 to 19).
 
-    Stands for it: after stage 1 the largest logit on every (c, s) is a phrase of s; after stage 2 the largest on every
-    (c, s, phrase) is the answer; the loss ends at most `GAP` nats above the entropy. The assumptions are those of
+    Criterion: after stage 1 the largest logit on every (c, s) is a phrase of s; after stage 2 the largest logit on
+    every (c, s, phrase) is the answer; the loss ends at most `GAP` nats above the entropy. The assumptions are those of
     `theorem_2_1`.
     """
     pairs, samples = acquired.sentences.pairs, acquired.samples
@@ -173,12 +174,12 @@ def proposition_2(acquired: Acquired) -> Outcome:
 def proposition_3(acquired: Acquired, *, share: float = 1.0) -> Outcome:
     """The first finetuning gradient of W_1 is nearly of rank 1, along the format token and the context token.
 
-    Stands for it: at least 0.95 of the squared length of the top right singular vector lies on p and c, and what is
-    left over by the best rank-1 approximation is at most sqrt(M / n) of the gradient's length, for n finetuned pairs
-    and M phrases (a guess at the paper's order of magnitude, with constant 1). Assumes n >= 4 M, the finite form of n
-    much larger than M, and that c is written: of three tokens a larger part is left over. The paper states it for p
-    alone; but attention of p, which pretraining never queried, is still
-    even, so that c, the longer one, takes the larger part. Fewer pairs leave a share of their own to each subject.
+    Criterion: at least 0.95 of the squared length of the top singular vector over tokens lies on p and c, and the
+    residual of the best rank-1 approximation is at most sqrt(M / n) of the gradient's length, for n finetuned pairs and
+    M phrases (a guess at the paper's order of magnitude, with constant 1). Assumes n >= 4 M, the finite form of n much
+    larger than M, and that sentences contain c: with three tokens the residual is larger. The paper states it for p
+    alone. But pretraining never queried p, so p's attention is still uniform, and c, the longer embedding, gets the
+    larger part. With fewer pairs each subject keeps a part of the gradient.
     """
     train = acquired.sentences.split(share).train
     universe = acquired.sentences.phrases
@@ -200,18 +201,18 @@ def proposition_3(acquired: Acquired, *, share: float = 1.0) -> Outcome:
 def rank_one_matches(setting: Setting, seeds: Sequence[int], *, margin: float = 0.05) -> Outcome:
     """Rank-1 finetuning extracts as well as full finetuning (Theorem 2 for low rank; appendix H).
 
-    Stands for it: over seeds, accuracy on frequent pairs not finetuned, each at its best step, is with rank 1 at most
-    `margin` below that of full gradients. Assumes K >= 2, so that there is something to extract at low coverage too.
+    Criterion: over seeds, accuracy on frequent pairs not finetuned, each at its best step, is at most `margin` lower
+    with rank-1 gradients than with full ones. Assumes K >= 2, so that facts can be extracted even at low coverage.
     """
     acquired = acquire(setting, seeds)
-    full, low = (best_accuracy(acquired, replace(setting, rank_one=one)) for one in (False, True))
-    found = seed_interval((low - full).tolist())
+    full, low = (best_accuracy(acquired, replace(setting, rank_one=rank_one)) for rank_one in (False, True))
+    difference = seed_interval((low - full).tolist())
     return Outcome(
         f"{PAPER}, Theorem 2, low rank",
         f"rank-1 finetuning extracts at most {margin} less than full finetuning",
         {"K >= 2": setting.multiplicity >= 2},
-        {"full": float(full.mean()), "rank 1": float(low.mean()), "difference's low end": found.low},
-        found.low >= -margin,
+        {"full": float(full.mean()), "rank 1": float(low.mean()), "difference's low end": difference.low},
+        difference.low >= -margin,
     )
 
 
@@ -234,7 +235,7 @@ def _reachable(acquired: Acquired) -> bool:
 
 
 def _rank_one(gradient: Float[Tensor, "run token feature"]) -> tuple[Float[Tensor, " run"], Float[Tensor, " run"]]:
-    """How much of the top singular vector lies on c and p, and the relative length of what rank 1 leaves over."""
+    """The share of the top singular vector on c and p, and the relative length of the rank-1 residual."""
     top = rank_one_part(gradient)
     squared = top.square().sum(2)
     alignment = squared[:, [CONTEXT, FORMAT]].sum(1) / squared.sum(1)

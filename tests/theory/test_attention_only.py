@@ -100,7 +100,7 @@ def test_a_step_is_the_same_however_the_values_lie_in_memory(world: Triples, mod
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), torch.tensor([1.0, -1.0, 1.0])])
 def test_rates_that_cannot_be_are_refused(world: Triples, model: AttentionOnly, rate: float | Tensor) -> None:
-    with pytest.raises(DataError, match="learning rates are finite numbers from 0"):
+    with pytest.raises(DataError, match="learning rates must be finite and >= 0"):
         model.step(world.drawn(2, generators()), 1.0, rate)
 
 

@@ -167,7 +167,7 @@ def test_a_step_trains_what_has_a_rate_and_lowers_the_loss() -> None:
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf, None])
 def test_learning_rates_that_are_not_above_0_are_refused(rate: float | None) -> None:
     model, points = USUAL.build()
-    with pytest.raises(DataError, match="learning rates above 0"):
+    with pytest.raises(DataError, match="learning rates must be finite and > 0"):
         descended(model, points, value_rate=rate)
 
 

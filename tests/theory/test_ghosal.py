@@ -236,7 +236,7 @@ def test_theorem_a11_fails_with_another_prompt_token_and_for_steps_uphill() -> N
     for fact, prompt in ((example(0, 8, 10), None), (example(0, 8, 9), 10)):
         with pytest.raises(DataError, match="the model has tokens 0 to 9"):
             theorem_a11(model, fact, prompt=prompt)
-    with pytest.raises(DataError, match="a step on one fact of one run"):
+    with pytest.raises(DataError, match="expected one fact of one run"):
         theorem_a11(model, example(0, 8, 9).take(torch.tensor([[0, 0]])))
 
 
@@ -321,7 +321,7 @@ def test_theorem_a9_one_step_is_worked_by_hand() -> None:
     assert outcome.measured["C_KQ"] == 0
     assert outcome.measured["least slack"] == pytest.approx(model_value - bound)
     for rate in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(DataError, match="learning rate must be a number above 0"):
+        with pytest.raises(DataError, match="learning rate must be finite and > 0"):
             theorem_a9(example(0, 1, 2), 0, 5, rate)
 
 

@@ -21,10 +21,10 @@ def world() -> Triples:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"alpha": 0.0}, "alpha must be above 0"),
-        ({"alpha": -1.0}, "alpha must be above 0"),
-        ({"alpha": float("nan")}, "alpha must be above 0"),
-        ({"alpha": [1.0, 2.0]}, "one alpha or one a seed"),
+        ({"alpha": 0.0}, "alpha must be finite and > 0"),
+        ({"alpha": -1.0}, "alpha must be finite and > 0"),
+        ({"alpha": float("nan")}, "alpha must be finite and > 0"),
+        ({"alpha": [1.0, 2.0]}, "one alpha or one per seed"),
         ({"relations": 10}, "10 relations need at least as many answers, got 9"),
         ({"subjects": 1}, "at least 2 subjects"),
         ({"relations": 0}, "1 relation"),
