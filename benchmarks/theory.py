@@ -1,9 +1,9 @@
 """How fast the attention-only model's sparse step is: `python benchmarks/theory.py [--tokens 1200] [--repeats 15]`.
 
-Gradient descent on (s, r) -> a in float64. Measured side by side in one run, one thread: our closed-form step on
-several runs at once, and dense autograd, a run at a time, in two ways: as the paper writes the model (whole matrices on
-one-hot embeddings), and with rows of W_V looked up (what a careful user would write; the gradients are still whole
-matrices). Before timing, the weights after a few steps of each are compared. Times are medians, ratios per run.
+Gradient descent on (s, r) -> a in float64, on one thread. Compares our closed-form step on several runs at once with
+two forms of dense autograd on one run at a time: whole matrices on one-hot embeddings, as the paper writes the model,
+and rows of W_V looked up, as a careful user would write it (its gradients are still whole matrices). Checks first that
+all give the same weights after three steps. Times are medians per run; ratios are to ours.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main() -> None:
     sizes = {"subjects": chosen.tokens - 10 - chosen.tokens // 6, "relations": 5, "answers": chosen.tokens // 6}
     world = make_triples(seeds, **sizes)
     print("versions:", provenance()["versions"])
-    print(f"{world.tokens} tokens, {chosen.runs} runs side by side, float64, one thread")
+    print(f"{world.tokens} tokens, {chosen.runs} runs in a batch, float64, one thread")
     print("batch  ours, ms a run  whole matrices, ratio  rows looked up, ratio  largest difference after 3 steps")
     for batch in BATCHES:
         drawn = world.drawn(batch, [torch.Generator().manual_seed(seed) for seed in seeds])
@@ -80,14 +80,14 @@ def main() -> None:
             model.step(drawn, RATE, RATE)
             for _, step in dense:
                 step(drawn)
-        apart = max(
+        difference = max(
             float((ours[0] - theirs).abs().max().detach())
             for weights, _ in dense
             for ours, theirs in zip((model.W_V, model.W_KQ), weights, strict=True)
         )
         ours = milliseconds(lambda: model.step(drawn, RATE, RATE), chosen.repeats) / chosen.runs  # noqa: B023
         ratios = [milliseconds(lambda: step(drawn), chosen.repeats) / ours for _, step in dense]  # noqa: B023
-        print(f"{batch:5d}  {ours:14.2f}  {ratios[0]:21.1f}  {ratios[1]:21.1f}  {apart:32.1e}")
+        print(f"{batch:5d}  {ours:14.2f}  {ratios[0]:21.1f}  {ratios[1]:21.1f}  {difference:32.1e}")
 
 
 if __name__ == "__main__":

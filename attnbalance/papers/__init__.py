@@ -1,1 +1,1 @@
-"""`reproduce`: the figures of three papers, one file for each."""
+"""`reproduce`: the figures of three papers, one file per figure."""

@@ -5,37 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
+from attnbalance.papers.extraction import one_layer_setting
 from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, by_seed, minus
 from attnbalance.papers.standard_layer import ARCHITECTURES, train_standard
 from attnbalance.statistics.intervals import seed_interval
-from attnbalance.theory.acquisition import Setting, Stages, acquire, doubling, extract
+from attnbalance.theory.acquisition import acquire, doubling, extract
 
 FEW = "simplified, few pairs"
-"""The simplified model where a phrase belongs to 10 of the finetuned pairs, rather than to all 50 (scale "small")."""
+"""The simplified model with each phrase in 10 of the finetuned pairs rather than in all 50 (scale "small")."""
 NAMES = (*ARCHITECTURES, "simplified", "simplified, uniform", FEW)
 NOISY = ("uniform attention + MLP", "simplified", "simplified, uniform")
-"""Those that are also trained with the context token."""
+"""Architectures that are also trained with the context token."""
 
 
 def _simplified(settings: Mapping[str, Any]) -> dict[str, float]:
-    """The theory's model with gradient descent; its embeddings are orthonormal, the paper's Gaussian ones nearly so."""
-    setting = Setting(
-        pairs=settings["pairs"],
+    """The theory's model with gradient descent. Its embeddings are orthonormal, the paper's nearly so."""
+    setting = one_layer_setting(
+        settings,
         frequent=1.0,
         multiplicity=5,
-        universe=settings["universe"],
+        share=0.5,
         context=settings["context"],
         uniform=settings["architecture"].endswith("uniform"),
-        share=0.5,
-        dtype=torch.float32,
-        neurons=settings["neurons"],
         scale=settings["scale_factor"],
         spread=settings["spread"],
-        stages=Stages(tuple(settings["rates"]), tuple(settings["stage_steps"])),
-        rate=settings["tuning_rate"],
-        steps=settings["tuning_steps"],
     )
     acquired = acquire(setting, [settings["seed"]])
     shares = extract(acquired, setting, doubling(setting.steps)).values["frequent"]
@@ -44,7 +37,7 @@ def _simplified(settings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """One architecture on one world: training loss, entropy, accuracy on pairs not finetuned."""
+    """Train one architecture on one world: training loss, entropy, accuracy on pairs not finetuned."""
     return _simplified(settings) if settings["architecture"].startswith("simplified") else train_standard(settings)
 
 
@@ -96,12 +89,14 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-"""The paper's own sizes were not legible in the text that this follows, of its rates only the 0.5 of the simplified
-model: the rest are guesses. "many" and "few" are the pairs and the phrases that they share."""
+"""The text we used has no legible sizes, and of the rates only the 0.5 of the simplified model; the rest are guesses.
+
+"many" and "few" give the number of pairs and of the phrases that they share.
+"""
 
 
 def cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Cell]:
-    """One piece of work an architecture, kind of data and seed; the context token is written with few pairs."""
+    """One cell per architecture, kind of data and seed; data with the context token has few pairs."""
     sizes, cells = SIZES[scale], []
     for architecture in NAMES:
         for context in (False, True) if architecture in NOISY else (False,):
@@ -136,7 +131,7 @@ def panels(results: Sequence[CellResult]) -> list[Panel]:
 
 
 def claims(results: Sequence[CellResult]) -> list[Claim]:
-    """What the table says, and the two checks of what it rests on."""
+    """The table's claims, and checks of two conditions they depend on."""
 
     def above(architecture: str, *, context: bool = False) -> tuple[float, ...]:
         return by_seed(results, _above, architecture=architecture, context=context)
@@ -152,7 +147,7 @@ def claims(results: Sequence[CellResult]) -> list[Claim]:
     return [
         Claim("attention alone stays above attention + MLP", excess, minus(alone, standard)),
         Claim("attention alone stays far above the entropy", f"{gap}, minus 0.2", _beyond(alone, 0.2)),
-        Claim("so it does where its embeddings have full rank", f"{gap}, minus 0.2", _beyond(full_rank, 0.2)),
+        Claim("the same holds if its embeddings have full rank", f"{gap}, minus 0.2", _beyond(full_rank, 0.2)),
         Claim(
             "all with an MLP end near the entropy",
             f"0.05 minus the largest {gap}",
@@ -187,12 +182,12 @@ TABLE_3 = PaperFigure(
     "xu-chen-table3",
     "Xu & Chen 2025, Table 3",
     "One-layer architectures on sentences (s, phrase, a) with K = 5 phrases each: training loss against the entropy "
-    "ln(5) / 2 = 0.8047, and accuracy on pairs not finetuned, at its best step of finetuning. Gaussian embeddings of "
-    "fewer dimensions than tokens limit what attention alone can store: with the identity it has no such limit. "
-    "Without the context token all pairs have the same 5 phrases, but for 'few pairs': there, as with the context "
-    "token, they are fewer and have 5 of 10. With few pairs the simplified model extracts the less the more it has "
-    "converged: to subject and format token it still answers with a phrase, which finetuning silences through the "
-    "format token only where many finetuned pairs have it (Proposition 3).",
+    "ln(5) / 2 = 0.8047, and accuracy on pairs not finetuned, at the best step of finetuning. Gaussian embeddings "
+    "with fewer dimensions than tokens limit what attention alone can store; identity embeddings do not. Without the "
+    "context token all pairs have the same 5 phrases. With the context token, and in 'few pairs', there are fewer "
+    "pairs, each with 5 of 10 phrases. With few pairs the simplified model extracts less as it converges: given "
+    "subject and format token it still predicts a phrase. Finetuning suppresses a phrase through the format token "
+    "only if many finetuned pairs have that phrase (Proposition 3).",
     cells,
     run,
     panels,

@@ -18,7 +18,7 @@ from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.errors import DataError
 from attnbalance.files.seals import hash_file
 from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, by_seed, over_seeds
-from attnbalance.papers.small_gpt2 import IGNORED, train_gpt2
+from attnbalance.papers.small_gpt2 import IGNORED, Training, train_gpt2
 
 PHRASES = (
     "{film} was directed by {name}",
@@ -34,7 +34,7 @@ PHRASES = (
 )
 QUESTION = "Question: Who was the director of {film}? Answer: {name}"
 SHARES = (0.05, 0.1, 0.25, 0.5)
-"""Shares of the films that are finetuned on; the second half of them is always asked about and never finetuned on."""
+"""Shares of the films used for finetuning; the second half is always the test set and never used for finetuning."""
 
 SIZES: dict[str, dict[str, Any]] = {
     "small": {
@@ -79,7 +79,7 @@ def _cells(scale: str, seeds: Sequence[int], facts: str) -> list[Cell]:
 
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Pretrain on statements of all films, then finetune on questions about a share of them, for each share."""
+    """Pretrain on statements about all films; then, for each share, finetune on questions about that share of them."""
     seed, films = settings["seed"], _films(settings)
     rng = random.Random(seed)  # noqa: S311
     stated = [
@@ -93,9 +93,8 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     ids, labels = (x.to(device) for x in _encoded(stated, tokenizer, whole=True))
     questions, answers = (x.to(device) for x in _encoded(asked, tokenizer))
     model = _gpt2(tokenizer, max(ids.shape[1], questions.shape[1]), settings).to(device)  # pyright: ignore
-    common: dict[str, Any] = {"batch": settings["batch"], "seed": seed}
-    pretraining = {"steps": settings["steps"], "rate": settings["rate"], "weight_decay": 0.1}
-    model = train_gpt2(model, ids, labels, torch.ones(len(ids), device=device), **pretraining, **common)
+    pretraining = Training(settings["steps"], settings["rate"], 0.1, settings["batch"], seed)
+    model = train_gpt2(model, ids, labels, torch.ones(len(ids), device=device), pretraining)
     names = _encoded(stated, tokenizer)[1].to(device)
     values: dict[str, Any] = {
         "stated": float(_exact(model, ids, names).double().mean()),
@@ -104,28 +103,30 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
     order = torch.randperm(len(films), generator=torch.Generator().manual_seed(seed)).to(device)
     test = order[len(films) // 2 :]
-    tuning = {"steps": settings["finetuning_steps"], "rate": settings["finetuning_rate"], "weight_decay": 0.01}
+    tuning = Training(settings["finetuning_steps"], settings["finetuning_rate"], 0.01, settings["batch"], seed)
     for share in SHARES:
         train = order[: round(share * len(films))]
         ones = torch.ones(len(train), device=device)
-        tuned = train_gpt2(model, questions[train], answers[train], ones, **tuning, **common)
+        tuned = train_gpt2(model, questions[train], answers[train], ones, tuning)
         values["share"].append(share)
         values["exact match"].append(float(_exact(tuned, questions[test], answers[test]).double().mean()))
     return values
 
 
 def _films(settings: Mapping[str, Any]) -> list[Fact]:
-    """Films at random, each title once; raises `DataError` where there are too few."""
+    """A random sample of films with distinct titles; raises `DataError` if there are too few."""
     films = {fact.subject: fact for fact in load_facts(settings["facts"], ["director"])}
     if len(films) < settings["films"]:
-        raise DataError(f"{settings['films']} films with a director are needed, {settings['facts']} has {len(films)}")
+        raise DataError(
+            f"expected at least {settings['films']} films with a director, {settings['facts']} has {len(films)}"
+        )
     return random.Random(settings["seed"]).sample(list(films.values()), settings["films"])  # noqa: S311
 
 
 def _encoded(
     texts: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerFast, *, whole: bool = False
 ) -> tuple[Int[Tensor, "text position"], Int[Tensor, "text position"]]:
-    """Ids of texts that end in their answers, and labels: of the answer and the end, or of the `whole` text."""
+    """Ids of texts that end with their answers, and labels of answer and end token, or of the `whole` text."""
     end = int(tokenizer.convert_tokens_to_ids("</s>"))  # pyright: ignore[reportArgumentType]
     rows = [[*tokenizer(text)["input_ids"], end] for text, _ in texts]
     width = max(map(len, rows))
@@ -141,7 +142,7 @@ def _encoded(
 def _exact(
     model: GPT2LMHeadModel, ids: Int[Tensor, "text position"], labels: Int[Tensor, "text position"]
 ) -> Bool[Tensor, " text"]:
-    """Whether every token of the answer, and the end, is the most likely one: that greedy decoding gives just it."""
+    """Whether greedy decoding gives exactly the answer and the end token."""
     best = torch.cat([model(batch[:, :-1]).logits.argmax(-1) for batch in ids.split(256)])
     return ((best == labels[:, 1:]) | (labels[:, 1:] == IGNORED)).all(1)
 
@@ -184,7 +185,7 @@ def _panels(results: Sequence[CellResult]) -> list[Panel]:
     stored = Series("statements", tuple(map(float, many)), over_seeds(list(zip(*stated, strict=True))))
     label = "exact match on unseen films"
     return [
-        Panel("By finetuning size", "share of the films finetuned on", label, tuple(by_share)),
+        Panel("By finetuning size", "share of the films in finetuning", label, tuple(by_share)),
         Panel("By multiplicity", "phrasings of each fact, K", label, tuple(by_k)),
         Panel("Stored", "phrasings of each fact, K", "exact match on statements", (stored,)),
     ]
@@ -193,15 +194,16 @@ def _panels(results: Sequence[CellResult]) -> list[Panel]:
 def _claims(results: Sequence[CellResult]) -> list[Claim]:
     many = _multiplicities(results)
     few, most = (_matches(results, k) for k in (many[0], many[-1]))
-    measured = "difference in exact match"
+    measured, says = "difference in exact match", "unseen films are answered more often with"
+    half, least = f"{SHARES[-1]:.0%}", f"{SHARES[0]:.0%}"
     return [
         Claim(
-            f"unseen films are answered more often with {many[-1]} phrasings than with {many[0]} (half finetuned on)",
+            f"{says} {many[-1]} phrasings than with {many[0]} ({half} of the films finetuned)",
             measured,
             tuple(b[-1] - a[-1] for a, b in zip(few, most, strict=True)),
         ),
         Claim(
-            f"and with {SHARES[-1]:.0%} of the films finetuned on than with {SHARES[0]:.0%} ({many[-1]} phrasings)",
+            f"{says} {half} of the films finetuned than with {least} ({many[-1]} phrasings)",
             measured,
             tuple(rates[-1] - rates[0] for rates in most),
         ),
@@ -211,10 +213,10 @@ def _claims(results: Sequence[CellResult]) -> list[Claim]:
 POPQA = PaperFigure(
     "xu-chen-popqa",
     "Xu & Chen 2025, Figure 4",
-    "Real facts: films and directors of PopQA. A GPT-2 shape is pretrained from scratch on statements in K of ten "
-    "phrasings, drawn for each film, and finetuned on questions about some films; the others are asked about. Small "
-    "scale: 250 films, 2 layers, d_model 64; paper scale: 1,700 films and GPT-2's own 12 layers. Departures: constant "
-    "learning rates, and phrasings of our own.",
+    "Real facts: films and directors of PopQA. A model of GPT-2's architecture is pretrained from scratch on "
+    "statements in K of ten phrasings, drawn for each film, and finetuned on questions about some films; accuracy is "
+    "measured on the others. Small scale: 250 films, 2 layers, d_model 64; paper scale: 1,700 films and GPT-2's 12 "
+    "layers. Departures from the paper: constant learning rates, and our own phrasings.",
     _cells,
     _run,
     _panels,

@@ -1,15 +1,16 @@
-"""One piece of work for Figure 2 of Xu & Chen (2025): pretrain, finetune on several shares, accuracy along the way."""
+"""One cell of Figure 2 of Xu & Chen (2025): pretrain, finetune on several shares, measure accuracy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnbalance.papers.small_gpt2 import IGNORED, make_gpt2, next_token, train_gpt2, weighted_loss
+from attnbalance.papers.small_gpt2 import IGNORED, Training, make_gpt2, next_token, train_gpt2, weighted_loss
 from attnbalance.theory.acquisition import Setting, Stages, acquire, doubling, extract
 from attnbalance.theory.sentences import Samples, Sentences, Split, make_sentences
 
@@ -17,41 +18,44 @@ PARTS = ("train", "frequent", "rare", "test")
 
 
 def run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How far pretraining ends above the entropy, and for each share and rank the accuracies along finetuning.
+    """The gap between pretraining loss and entropy, and the accuracies during finetuning for each share and rank.
 
-    `settings["model"]` is "one-layer" or "GPT-2". Every share is tested on the pairs that the largest does not take,
-    `settings["spared"]`, so that shares differ in what was finetuned alone.
+    `settings["model"]` is "one-layer" or "GPT-2". All shares are tested on the same pairs, those after the share
+    `settings["spared"]`, so they differ only in the finetuned pairs.
     """
     return _one_layer(settings) if settings["model"] == "one-layer" else _gpt2(settings)
 
 
 def curve_name(share: float, rank: str = "full") -> str:
-    """The name under which `run` gives the accuracies of a share and rank."""
+    """The key of a share's and rank's accuracies in the result of `run`."""
     return f"share {share:g}, {rank}"
 
 
-def _one_layer(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    setting = Setting(
+def one_layer_setting(settings: Mapping[str, Any], **more: Any) -> Setting:
+    """The theory's setting for a cell: sizes, rates and steps from its `settings`, `more` as given, in float32."""
+    return Setting(
         pairs=settings["pairs"],
-        frequent=settings["frequent"],
-        multiplicity=settings["multiplicity"],
         universe=settings["universe"],
         neurons=settings["neurons"],
         stages=Stages(tuple(settings["rates"]), tuple(settings["stage_steps"])),
-        spared=settings["spared"],
         rate=settings["tuning_rate"],
         steps=settings["tuning_steps"],
         dtype=torch.float32,
+        **more,
     )
+
+
+def _one_layer(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    world = {name: settings[name] for name in ("frequent", "multiplicity", "spared")}
+    setting = one_layer_setting(settings, **world)
     acquired = acquire(setting, [settings["seed"]])
-    found: dict[str, Any] = {"gap": float(acquired.model.loss(acquired.samples)) - acquired.sentences.entropy}
+    values: dict[str, Any] = {"gap": float(acquired.model.loss(acquired.samples)) - acquired.sentences.entropy}
     for share in settings["shares"]:
         for rank in settings["ranks"]:
-            this = Setting(**(vars(setting) | {"share": share, "rank_one": rank == "rank 1"}))
-            seen = extract(acquired, this, doubling(setting.steps))
-            curve = {name: [_number(x) for x in seen.values[name][:, 0]] for name in PARTS}
-            found[curve_name(share, rank)] = {"steps": list(seen.steps)} | curve
-    return found
+            path = extract(acquired, replace(setting, share=share, rank_one=rank == "rank 1"), doubling(setting.steps))
+            curve = {name: [_number(x) for x in path.values[name][:, 0]] for name in PARTS}
+            values[curve_name(share, rank)] = {"steps": list(path.steps)} | curve
+    return values
 
 
 def _number(x: Tensor) -> float | None:
@@ -70,22 +74,21 @@ def _gpt2(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     )
     shape = {name: settings[name] for name in ("layers", "d_model", "heads")}
     model = make_gpt2(sentences.tokens, **shape, seed=settings["seed"])
-    torch.nn.Module.to(model, device)  # transformers' own method is wrapped so that type checkers lose its self
+    torch.nn.Module.to(model, device)  # type checkers reject transformers' wrapped method
     ids, labels, weights = (x.to(device) for x in written(sentences))
-    size = {"steps": settings["steps"], "rate": settings["rate"], "weight_decay": 0.1}
-    model = train_gpt2(model, ids, labels, weights, **size)
+    model = train_gpt2(model, ids, labels, weights, Training(settings["steps"], settings["rate"], weight_decay=0.1))
     with torch.no_grad():
-        found: dict[str, Any] = {"gap": float(weighted_loss(model, ids, labels, weights)) - sentences.entropy}
+        values: dict[str, Any] = {"gap": float(weighted_loss(model, ids, labels, weights)) - sentences.entropy}
     for share in settings["shares"]:
         split = sentences.split(share, settings["spared"])
-        found[curve_name(share)] = _tuned(model, split, settings, device)
-    return found
+        values[curve_name(share)] = _tuned(model, split, settings, device)
+    return values
 
 
 def written(
     sentences: Sentences, run: int = 0
 ) -> tuple[Int[Tensor, "sentence 4"], Int[Tensor, "sentence 4"], Float[Tensor, " sentence"]]:
-    """The sentences (c, s, phrase, a) of a run, labels for phrase and answer, and weights, K for a rare pair's."""
+    """The sentences (c, s, phrase, a) of a run, labels of phrase and answer, and weights (K times for rare pairs)."""
     samples, pairs = sentences.pretraining(), sentences.pairs
     ids = torch.cat([samples.tokens[run, pairs:], samples.target[run, pairs:].argmax(-1)[:, None]], dim=1)
     labels = ids.clone()
@@ -97,17 +100,17 @@ def _tuned(model: Any, split: Split, settings: Mapping[str, Any], device: str) -
     ids = torch.cat([split.train.tokens[0], split.train.target[0].argmax(-1)[:, None]], dim=1).to(device)
     labels = ids.clone()
     labels[:, :-1] = IGNORED
-    looks, curve = set(doubling(settings["tuning_steps"])), {name: [] for name in ("steps", *PARTS)}
+    observed, curve = set(doubling(settings["tuning_steps"])), {name: [] for name in ("steps", *PARTS)}
 
     def observe(step: int, tuned: Any) -> None:
-        if step in looks:
+        if step in observed:
             curve["steps"].append(step)
             for name, value in _accuracies(tuned, split, device).items():
                 curve[name].append(value)
 
     observe(0, model)
-    size = {"steps": settings["tuning_steps"], "rate": settings["tuning_rate"]}
-    train_gpt2(model, ids, labels, torch.ones(len(ids), device=device), **size, observe=observe)
+    training = Training(settings["tuning_steps"], settings["tuning_rate"])
+    train_gpt2(model, ids, labels, torch.ones(len(ids), device=device), training, observe)
     return curve
 
 
@@ -115,6 +118,6 @@ def _accuracies(model: Any, split: Split, device: str) -> dict[str, float | None
     def hits(samples: Samples) -> Sequence[bool]:
         return (next_token(model, samples.tokens[0].to(device)).cpu() == samples.target[0].argmax(-1)).tolist()
 
-    found = {name: hits(getattr(split, name)) for name in ("train", "frequent", "rare")}
-    found["test"] = [*found["frequent"], *found["rare"]]
-    return {name: sum(right) / len(right) if right else None for name, right in found.items()}
+    right = {name: hits(getattr(split, name)) for name in ("train", "frequent", "rare")}
+    right["test"] = [*right["frequent"], *right["rare"]]
+    return {name: sum(answers) / len(answers) if answers else None for name, answers in right.items()}

@@ -1,4 +1,4 @@
-"""A figure to reproduce: independent pieces of work, panels with intervals over seeds, and claims judged from them."""
+"""A figure to reproduce: independent cells, panels with intervals over seeds, and claims judged from them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SEEN, NOT_SEEN, REVERSED = "seen", "not seen", "reversed"
 class Cell:
     """One independent piece of work. Figures share cells of the same name.
 
-    name: unique among different pieces of work.
-    settings: what the work depends on, as JSON.
+    name: unique among different cells.
+    settings: the values that the work depends on, as JSON.
     """
 
     name: str
@@ -25,7 +25,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell's settings and what came out, as JSON holds it."""
+    """A cell's settings and results, as JSON values."""
 
     settings: Mapping[str, Any]
     values: Mapping[str, Any]
@@ -33,14 +33,14 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of a paper, as one number for each seed that is above 0 if the statement holds.
+    """A statement of a paper, as one number per seed that is positive if the statement holds.
 
-    It is seen if the interval over seeds is above -`margin`, reversed if it is below, and not seen otherwise.
+    It is seen if the interval over seeds is above -`margin`, reversed if it is below -`margin`, and otherwise not seen.
 
     says: the statement.
-    measured: what the number is, with its unit.
+    measured: the number's definition, with its unit.
     values: the number for each seed.
-    margin: above 0 for a claim that something is no worse.
+    margin: the tolerance of a claim that something is not worse; otherwise 0.
     """
 
     says: str
@@ -62,7 +62,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a panel: a value with its interval over seeds at each x."""
+    """One line of a panel: at each x, a value with its interval over seeds."""
 
     label: str
     x: tuple[int | float, ...] | tuple[str, ...]
@@ -71,7 +71,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes; x values that are words are drawn as points, numbers as lines. `log` is for the x axis."""
+    """One set of axes. Numeric x values are drawn as lines, words as points. `log` makes the x axis logarithmic."""
 
     title: str
     x_label: str
@@ -86,7 +86,7 @@ class PaperFigure:
 
     name: its name on the command line and of its files.
     source: the paper and the figure's number.
-    about: what is run, and how that differs from the paper.
+    about: what is run, and the differences from the paper.
     cells: `cells(scale, seeds, facts)` lists the work for a scale ("small" or "paper"), seeds and a source of facts.
     run: `run(settings)` does the work of one cell; it may be called in another process.
     panels: what to draw, from all results.
@@ -105,7 +105,7 @@ class PaperFigure:
 def by_seed(
     results: Sequence[CellResult], value: Callable[[CellResult], float], **settings: object
 ) -> tuple[float, ...]:
-    """One number for each seed, in the order of seeds, from the results with these settings."""
+    """One number per seed, in order of seeds, from the results with these settings."""
     chosen = [result for result in results if all(result.settings[name] == wanted for name, wanted in settings.items())]
     return tuple(value(result) for result in sorted(chosen, key=lambda result: result.settings["seed"]))
 
@@ -116,10 +116,9 @@ def minus(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
 
 
 def best_elsewhere(rows: Sequence[Sequence[float]]) -> list[int]:
-    """For each seed's row of values, the index at which the other seeds' sum is highest.
+    """For each seed's row of values, the index at which the sum over the other seeds is highest.
 
-    A row's own highest value is never below its first and last value, so a difference from it would be positive by
-    chance alone.
+    A row's own maximum is never below its first and last value, so choosing it would bias differences from it upwards.
     """
     indices = []
     for i in range(len(rows)):
@@ -129,6 +128,6 @@ def best_elsewhere(rows: Sequence[Sequence[float]]) -> list[int]:
 
 
 def over_seeds(table: Sequence[Sequence[float]], *, shares: bool = True) -> tuple[Interval, ...]:
-    """An interval over seeds for each column of a table [seed, column]; within 0 and 1 where these are shares."""
+    """An interval over seeds for each column of a table [seed, column], clipped to [0, 1] if the values are shares."""
     intervals = tuple(seed_interval(column) for column in zip(*table, strict=True))
     return tuple(interval.within(0.0, 1.0) for interval in intervals) if shares else intervals

@@ -1,10 +1,11 @@
-"""Ghosal et al. (2024), Figure 2: which facts one finetunes on, tried on a small multi-layer transformer."""
+"""Ghosal et al. (2024), Figure 2: the choice of finetuning facts, on a small multi-layer transformer."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,11 @@ WORLD = {
 }
 SIZES = {"small": Sizes(), "paper": Sizes(layers=4, d_model=256, batch_size=512, finetuning_steps=4000)}
 MARGIN = 0.01
-"""One percentage point: what "no worse" leaves open."""
+"""The margin of "no worse": one percentage point."""
 
 
 def _deep_cell(scale: str, seed: int, alpha: float, steps: int) -> Cell:
-    """The cell of one pretraining; the usual one is finetuned on all splits, so that all figures share it."""
+    """The cell of one pretraining run. The usual one is finetuned on all splits, so all figures share it."""
     usual = alpha == 1.0 and steps == USUAL_STEPS[scale]
     settings = {"seed": seed, "alpha": alpha, "steps": steps, "splits": list(SPLITS if usual else ("top", "bottom"))}
     name = f"two-tokens-{scale}-alpha-{alpha:g}-steps-{steps}-seed-{seed}"
@@ -42,7 +43,7 @@ def _run_deep(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _accuracy(result: CellResult, split: str) -> float:
-    """Held-out accuracy at the last step, over all subjects (the fifths of their popularity weigh alike)."""
+    """Held-out accuracy at the last step, averaged over the five popularity groups."""
     return float(np.mean(result.values[split]["accuracy"][-1]))
 
 
@@ -58,11 +59,11 @@ def _panels_2a(results: Sequence[CellResult]) -> list[Panel]:
         last.append(Series(f"FT-{split}", fifths, over_seeds([cell["accuracy"][-1] for cell in cells])))
         means = [[float(np.mean(row)) for row in cell["accuracy"]] for cell in cells]
         along.append(Series(f"FT-{split}", steps, over_seeds(means)))
-        looked = [[row[-1] for row in cell["subject attention"]] for cell in cells]
-        attention.append(Series(f"FT-{split}", steps, over_seeds(looked)))
+        last_layer = [[row[-1] for row in cell["subject attention"]] for cell in cells]
+        attention.append(Series(f"FT-{split}", steps, over_seeds(last_layer)))
     return [
         Panel("By popularity", "fifth of the subjects, most popular first", "held-out accuracy", tuple(last)),
-        Panel("Along finetuning", "step", "held-out accuracy", tuple(along)),
+        Panel("During finetuning", "step", "held-out accuracy", tuple(along)),
         Panel("Attention, last layer", "step", "attention on the subject", tuple(attention)),
     ]
 
@@ -88,27 +89,18 @@ def _gaps(results: Sequence[CellResult], name: str) -> dict[float, tuple[float, 
     }
 
 
-def _gap_panel(results: Sequence[CellResult], name: str, title: str, x_label: str, log: bool) -> Panel:
+def _sweep_panels(results: Sequence[CellResult], *, name: str, x_label: str, log: bool) -> list[Panel]:
+    """The gap between FT-top and FT-bottom, and their accuracies, against the setting `name`."""
     gaps = _gaps(results, name)
-    line = Series("FT-top minus FT-bottom", tuple(gaps), tuple(map(seed_interval, gaps.values())))
-    return Panel(title, x_label, "FT-top minus FT-bottom", (line,), log)
-
-
-def _accuracy_panel(results: Sequence[CellResult], name: str, x_label: str, log: bool) -> Panel:
-    values = sorted({result.settings[name] for result in results})
+    gap = Series("FT-top minus FT-bottom", tuple(gaps), tuple(map(seed_interval, gaps.values())))
 
     def line(split: str) -> Series:
-        rates = [by_seed(results, lambda result: _accuracy(result, split), **{name: value}) for value in values]
-        return Series(f"FT-{split}", tuple(values), tuple(map(seed_interval, rates)))
+        rates = [by_seed(results, lambda result: _accuracy(result, split), **{name: value}) for value in gaps]
+        return Series(f"FT-{split}", tuple(gaps), tuple(map(seed_interval, rates)))
 
-    return Panel("Accuracy", x_label, "held-out accuracy", (line("top"), line("bottom")), log)
-
-
-def _panels_2b(results: Sequence[CellResult]) -> list[Panel]:
-    label = "Zipf exponent alpha"
     return [
-        _gap_panel(results, "alpha", "The gap", label, False),
-        _accuracy_panel(results, "alpha", label, False),
+        Panel("The gap", x_label, "FT-top minus FT-bottom", (gap,), log),
+        Panel("Accuracy", x_label, "held-out accuracy", (line("top"), line("bottom")), log),
     ]
 
 
@@ -121,15 +113,7 @@ def _claims_2b(results: Sequence[CellResult]) -> list[Claim]:
     measured = "change of the gap in accuracy"
     return [
         Claim("a longer tail widens the gap between FT-top and FT-bottom (alpha 0.25 to 1)", measured, rise(0.25, 1.0)),
-        Claim("it goes on widening for still longer tails (alpha 1 to 2)", measured, rise(1.0, 2.0)),
-    ]
-
-
-def _panels_2c(results: Sequence[CellResult]) -> list[Panel]:
-    label = "pretraining steps"
-    return [
-        _gap_panel(results, "steps", "The gap", label, True),
-        _accuracy_panel(results, "steps", label, True),
+        Claim("the gap widens further for still longer tails (alpha 1 to 2)", measured, rise(1.0, 2.0)),
     ]
 
 
@@ -138,8 +122,8 @@ def _claims_2c(results: Sequence[CellResult]) -> list[Claim]:
     fall = tuple(b - a for a, b in zip(gaps[-1], gaps[1], strict=True))
     usual = "gap in accuracy"
     return [
-        Claim("there is a gap between FT-top and FT-bottom at the usual number of steps", usual, gaps[1]),
-        Claim("pretraining four times as long narrows it", f"fall of the {usual}", fall),
+        Claim("FT-top is better than FT-bottom at the usual number of steps", usual, gaps[1]),
+        Claim("pretraining four times as long narrows the gap", f"fall of the {usual}", fall),
     ]
 
 
@@ -152,7 +136,7 @@ _DEEP = (
 FIG2A = PaperFigure(
     "ghosal-fig2a",
     "Ghosal et al. 2024, Figure 2(a)",
-    f"Which facts one finetunes on decides how many others come back. {_DEEP}",
+    f"The choice of finetuning facts decides how many other facts are answered. {_DEEP}",
     lambda scale, seeds, facts: [_deep_cell(scale, seed, 1.0, USUAL_STEPS[scale]) for seed in seeds],
     _run_deep,
     _panels_2a,
@@ -161,20 +145,20 @@ FIG2A = PaperFigure(
 FIG2B = PaperFigure(
     "ghosal-fig2b",
     "Ghosal et al. 2024, Figure 2(b)",
-    "The longer the tail of the popularities, the more it matters. At alpha 2 few facts are stored at all, and the "
-    f"gap shrinks with what there is to answer. {_DEEP}",
+    "The choice matters more for a longer tail of popularities. At alpha 2 few facts are stored, which limits the gap. "
+    f"{_DEEP}",
     lambda scale, seeds, facts: [_deep_cell(scale, s, alpha, USUAL_STEPS[scale]) for alpha in ALPHAS for s in seeds],
     _run_deep,
-    _panels_2b,
+    partial(_sweep_panels, name="alpha", x_label="Zipf exponent alpha", log=False),
     _claims_2b,
 )
 FIG2C = PaperFigure(
     "ghosal-fig2c",
     "Ghosal et al. 2024, Figure 2(c)",
-    f"With more pretraining it matters less. {_DEEP}",
+    f"The choice matters less after more pretraining. {_DEEP}",
     lambda scale, seeds, facts: [_deep_cell(scale, seed, 1.0, steps) for steps in STEPS[scale] for seed in seeds],
     _run_deep,
-    _panels_2c,
+    partial(_sweep_panels, name="steps", x_label="pretraining steps", log=True),
     _claims_2c,
 )
 

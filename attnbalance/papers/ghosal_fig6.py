@@ -1,4 +1,4 @@
-"""Ghosal et al. (2024), Figure 6: the one-layer model of the theory along finetuning, in four regimes."""
+"""Ghosal et al. (2024), Figure 6: finetuning of the theory's one-layer model in four regimes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ REGIMES: dict[str, dict[str, Any]] = {
     "values first": {"batch_size": 8, "rate": 200.0, "steps": 600, "rate_V": 20.0, "rate_KQ": 0.2},
     "stored evenly": {"batch_size": 128, "rate": 20.0, "steps": 1000, "rate_V": 20.0, "rate_KQ": 20.0},
 }
-"""Pretraining (of W_V, by sampled batches) and full-batch finetuning of the one-layer model.
+"""Pretraining of W_V on sampled batches, and full-batch finetuning.
 
-In the first three a fact is stored by the few times that it is seen, in jumps, so that a subject's facts differ much;
-in the last by many small steps, after which they are alike.
+In the first three regimes each fact is stored in a few large steps, so a subject's facts are stored very unequally; in
+the last, many small steps store them almost equally.
 """
 ONE_LAYER = {
     "small": {"subjects": 200, "relations": 5, "answers": 50},
@@ -36,7 +36,7 @@ def _one_layer_cell(scale: str, seed: int, regime: str) -> Cell:
 
 
 def _run_one_layer(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Pretrain one model, finetune it on FT-Top and on FT-Bottom, and observe held-out prompts on the way."""
+    """Pretrain one model, finetune it on FT-Top and on FT-Bottom, and observe held-out prompts during finetuning."""
     seed = settings["seed"]
     world = make_triples([seed], **settings["world"])
     model, generator = attention_only(world.tokens, [seed]), torch.Generator().manual_seed(seed)
@@ -88,7 +88,7 @@ def _panels_6(results: Sequence[CellResult]) -> list[Panel]:
 
 
 def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
-    """What the paper shows at the end, asked of every regime; and how it comes about in those where it does."""
+    """The paper's final state, checked in every regime; and its course, in the two regimes that show it."""
 
     def at(split: str, name: str, step: int, regime: str) -> tuple[float, ...]:
         index = OBSERVED.index(step)
@@ -99,12 +99,12 @@ def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
 
     end, claims = OBSERVED[-1], []
     for regime in REGIMES:
-        looked = [at(split, "subject attention", end, regime) for split in ("top", "bottom")]
+        attention = [at(split, "subject attention", end, regime) for split in ("top", "bottom")]
         right = [at(split, "accuracy", end, regime) for split in ("top", "bottom")]
-        gone = tuple(0.1 - share for share in looked[1])
+        gone = tuple(0.1 - share for share in attention[1])
         claims += [
             Claim(f"{regime}: FT-bottom's relation attention ends near 1", "relation attention minus 0.9", gone),
-            Claim(f"{regime}: FT-top ends with more attention on the subject", "top minus bottom", minus(*looked)),
+            Claim(f"{regime}: FT-top ends with more attention on the subject", "top minus bottom", minus(*attention)),
             Claim(f"{regime}: FT-top ends with more right answers", "accuracy, top minus bottom", minus(*right)),
         ]
     fast, first = "attention fast", "attention first"
@@ -114,24 +114,28 @@ def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
         Claim(
             f"{fast}: FT-bottom's accuracy falls", "before finetuning minus the end", bottom("accuracy", fast, 0, end)
         ),
-        Claim(f"{fast}: what is lost is hidden, not forgotten", "accuracy at even attention minus accuracy", hidden),
+        Claim(f"{fast}: lost facts are hidden, not forgotten", "accuracy at even attention minus accuracy", hidden),
         Claim(f"{first}: FT-bottom's accuracy first rises", "step 1 minus step 0", bottom("accuracy", first, 1, 0)),
-        Claim(f"{first}: and then falls steeply", "step 1 minus step 10", bottom("accuracy", first, 1, 10)),
-        Claim(f"{first}: and stays down", "step 1 minus the end", bottom("accuracy", first, 1, end)),
+        Claim(
+            f"{first}: FT-bottom's accuracy then falls steeply",
+            "step 1 minus step 10",
+            bottom("accuracy", first, 1, 10),
+        ),
+        Claim(f"{first}: FT-bottom's accuracy stays low", "step 1 minus the end", bottom("accuracy", first, 1, end)),
     ]
 
 
 FIG6 = PaperFigure(
     "ghosal-fig6",
     "Ghosal et al. 2024, Figure 6",
-    "The attention-only model of the theory, finetuned by full-batch gradient descent on the more or the less "
-    "popular half, in four regimes. Attention fast: facts were stored in jumps by the few times they were seen, "
-    "W_V alone, and W_KQ learns twice as fast as W_V; the relation token soon has all attention. Attention first: "
-    "both slower, W_KQ four times as fast as W_V; accuracy rises, falls while attention is away, and returns. "
-    "Values first: W_KQ a hundred times slower than W_V. Stored evenly: long pretraining of both matrices in "
-    "small steps; now attention goes to the subject alone, and the relation is ignored. The paper does not give "
-    "its learning rates; which of these one sees depends on them. A simulation with 200 subjects, 5 relations and "
-    "50 answers.",
+    "The theory's attention-only model, finetuned by full-batch gradient descent on the more or the less popular "
+    "half, in four regimes. In the first three, pretraining trains W_V alone, in a few large steps per fact. "
+    "Attention fast: W_KQ learns twice as fast as W_V; the relation token soon gets all attention. Attention first: "
+    "both learn more slowly, W_KQ four times as fast as W_V; accuracy rises, falls while the subject gets no "
+    "attention, and recovers. Values first: W_KQ learns a hundred times more slowly than W_V. Stored evenly: long "
+    "pretraining of both matrices in small steps; all attention moves to the subject, and the relation is ignored. "
+    "The paper does not give its learning rates, which determine the regime. A simulation with 200 subjects, 5 "
+    "relations and 50 answers.",
     lambda scale, seeds, facts: [_one_layer_cell(scale, seed, regime) for regime in REGIMES for seed in seeds],
     _run_one_layer,
     _panels_6,

@@ -1,4 +1,4 @@
-"""Proposition 1 and Theorem 1 of Goyal et al. (2024) along training: context gained, then lost, and what helps."""
+"""Proposition 1 and Theorem 1 of Goyal et al. (2024) during training: context use rises, then falls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCALES: Mapping[str, Mapping[str, float]] = {
     "small": {"points": 10, "tests": 10, "subjects": 60, "answers": 130, "steps": 400, "learning_rate": 1.5},
     "paper": {"points": 30, "tests": 20, "subjects": 170, "answers": 300, "steps": 1200, "learning_rate": 1.5},
 }
-"""`points` is the number of C points, and of C+S and of S points; the seed changes it and the answers by a little."""
+"""`points` is the number of C, of C+S and of S points; the seed varies it and the number of answers slightly."""
 
 
 LOST = "M_C at its peak minus end, minus 0.01"
@@ -65,7 +65,7 @@ def _line(label: str, results: Sequence[CellResult], name: str, *, shares: bool 
 
 
 def _turn(results: Sequence[CellResult], name: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What each seed gains up to the step at which the other seeds do best on average, and what it loses after it."""
+    """Each seed's gain up to the step that is best on average over the other seeds, and its loss after it."""
     rows = [result.values[name] for result in results]
     chosen = list(zip(rows, best_elsewhere(rows), strict=True))
     return tuple(row[k] - row[0] for row, k in chosen), tuple(row[k] - row[-1] for row, k in chosen)
@@ -73,11 +73,11 @@ def _turn(results: Sequence[CellResult], name: str) -> tuple[tuple[float, ...], 
 
 def _proposition_1_panels(results: Sequence[CellResult]) -> list[Panel]:
     plain = _arm(results, PLAIN)
-    looked = [_line(f"{name} points", plain, name) for name in ("test", CRITICAL, OVERLAPPING)]
+    attention = [_line(f"{name} points", plain, name) for name in ("test", CRITICAL, OVERLAPPING)]
     directions = (("contexts, theta_C", "theta_C"), ("subjects, theta_S", "theta_S"))
     pulls = [_line(label, plain, name, shares=False) for label, name in directions]
     panels = [
-        Panel("Small steps: attention", "step", "attention on context", tuple(looked)),
+        Panel("Small steps: attention", "step", "attention on context", tuple(attention)),
         Panel("Small steps: pull", "step", "part of -gradient", tuple(pulls)),
     ]
     balances = [result.values["balance"] for result in plain if result.values["balance"] is not None]
@@ -94,16 +94,18 @@ def _proposition_1_claims(results: Sequence[CellResult]) -> list[Claim]:
     low = tuple(-min(result.values["theta_C"]) for result in plain)
     overlapping = _turn(plain, OVERLAPPING)[1]
     large = tuple(-1.0 if result.values["balance"] is None else 1.0 for result in plain)
-    pulls = "theta_C's part of -gradient and minus theta_S's, the lesser, at step 0"
+    pulls = "the lesser of theta_C's part of -gradient and minus theta_S's, at step 0"
     return [
         Claim("First phase: contexts gain score and subjects lose it", pulls, start),
         Claim("First phase: attention to the context rises", "test points, peak minus step 0", rise),
-        Claim("Second phase: the gradient's sign turns, in small steps", "minus the least of theta_C's part", low),
+        Claim("Second phase: the gradient changes sign during small steps", "minus the minimum of theta_C's part", low),
         Claim("Second phase: attention to the context falls", "test points, peak minus end", fall),
-        Claim("It falls most in C+S points", "C+S minus test points, peak minus end", minus(overlapping, fall)),
         Claim(
-            "There is a rate, eta*, after one step of which the sign has turned", "1 where found, -1 where not", large
+            "Second phase: attention falls most in C+S points",
+            "C+S minus test points, peak minus end",
+            minus(overlapping, fall),
         ),
+        Claim("One step at a rate eta* changes the sign", "1 if eta* exists, else -1", large),
     ]
 
 
@@ -115,8 +117,8 @@ def _theorem_1_panels(results: Sequence[CellResult]) -> list[Panel]:
     )
     panels = []
     for title, y, name, arms in axes:
-        seen = [arm for arm in arms if _arm(results, arm)]
-        panels.append(Panel(title, "step", y, tuple(_line(arm, _arm(results, arm), name) for arm in seen)))
+        present = [arm for arm in arms if _arm(results, arm)]
+        panels.append(Panel(title, "step", y, tuple(_line(arm, _arm(results, arm), name) for arm in present)))
     return panels
 
 
@@ -126,12 +128,12 @@ def _theorem_1_claims(results: Sequence[CellResult]) -> list[Claim]:
     ends = {arm: [result.values["M_C"][-1] for result in _arm(results, arm)] for arm in ARMS + LIMITS}
     tops = {arm: [max(result.values["M_C"]) for result in _arm(results, arm)] for arm in (PLAIN, RECALLED)}
     compared = (
-        ("Training attention only mitigates it", ATTENTION_ONLY, PLAIN, ends),
-        ("10% of counterfactual points mitigate it", AUGMENTED, PLAIN, ends),
-        ("Training on C points only mitigates it", FILTERED, PLAIN, ends),
-        ("S points make it worse at the end", PLAIN, RECALLED, ends),
-        ("S points make it worse at its best", PLAIN, RECALLED, tops),
-        ("Training attention only helps where memory is weaker, too", WEAK_ATTENTION, WEAK, ends),
+        ("Training attention only mitigates the inversion", ATTENTION_ONLY, PLAIN, ends),
+        ("10% of counterfactual points mitigate the inversion", AUGMENTED, PLAIN, ends),
+        ("Training on C points only mitigates the inversion", FILTERED, PLAIN, ends),
+        ("S points lower M_C at the end", PLAIN, RECALLED, ends),
+        ("S points lower the highest M_C", PLAIN, RECALLED, tops),
+        ("Training attention only mitigates the inversion with weaker memory, too", WEAK_ATTENTION, WEAK, ends),
     )
     return [
         Claim("M_C rises at first", "plain: M_C at its peak minus step 0", turns[PLAIN][0]),
@@ -139,13 +141,13 @@ def _theorem_1_claims(results: Sequence[CellResult]) -> list[Claim]:
         *(
             Claim(
                 says,
-                f"{'highest M_C' if where is tops else 'M_C at the end'}: {better} minus {other}",
-                minus(where[better], where[other]),
+                f"{'highest M_C' if table is tops else 'M_C at the end'}: {better} minus {other}",
+                minus(table[better], table[other]),
             )
-            for says, better, other, where in compared
+            for says, better, other, table in compared
         ),
-        Claim("Inversion also where |D_C| = 2 |D_C+S|", f"{DOUBLED}: {LOST}", inverted[DOUBLED]),
-        Claim("Inversion also where memory is weaker", f"{WEAK}: {LOST}", inverted[WEAK]),
+        Claim("Inversion with |D_C| = 2 |D_C+S|", f"{DOUBLED}: {LOST}", inverted[DOUBLED]),
+        Claim("Inversion with weaker memory", f"{WEAK}: {LOST}", inverted[WEAK]),
     ]
 
 
@@ -155,10 +157,11 @@ GOYAL_PROP1 = PaperFigure(
     name="goyal-prop1",
     source=_SOURCE.format("Proposition 1"),
     about=(
-        "A simulation of the one-layer model with W_V frozen: about 10 C and 10 C+S points, 60 subjects and 130 to 156 "
-        "answers (30, 30, 170 and 300 to 360 at paper scale), values and W_KQ noisy where the assumptions have them "
-        "alike. The proposition is about one step of the large rate eta*; here are hundreds of ordinary steps, and "
-        "that step too. theta_C and theta_S are the directions that all contexts and all subjects share."
+        "A simulation of the one-layer model with W_V frozen: about 10 C and 10 C+S points, 60 subjects and 130 to "
+        "156 answers (30, 30, 170 and 300 to 360 at paper scale). Values and W_KQ are noisy; the assumptions have "
+        "them equal. The proposition is about one step at the large rate eta*; this figure shows that step and "
+        "hundreds of ordinary steps. theta_C and theta_S are the directions shared by all contexts and by all "
+        "subjects."
     ),
     cells=_cells("goyal-prop1", (PLAIN,)),
     run=run_proposition_1,
@@ -170,12 +173,13 @@ GOYAL_THM1 = PaperFigure(
     name="goyal-thm1",
     source=_SOURCE.format("Theorem 1 and sections 4.2, 5"),
     about=(
-        "M_C is the share of the context's answer among the context's and the memorised one, where these differ. "
-        "A simulation of the one-layer model, with the sizes of goyal-prop1, and knowledge conflicts as test points "
-        "that share no token with training but r. Unlike in the theorem W_V learns too, at W_KQ's rate, steps are "
-        "small, r takes a little of the attention so that S points can act, and memory's lead over the context is 0.85 "
-        "to 0.98 of the context's lead over chance, near the most that Proposition 1 allows (0.3 to 0.5 where it is "
-        "called weak). Mitigation is judged at the end; on the way training attention only may lie below plain."
+        "M_C is the probability of the context's answer divided by that of the context's and the memorised answer, in "
+        "conflicts between the two. A simulation of the one-layer model with the sizes of goyal-prop1; the test "
+        "points are knowledge conflicts that share only the token r with training. Differences from the theorem: W_V "
+        "learns too, at W_KQ's rate; steps are small; r gets a little attention, so that S points have an effect; and "
+        "memory's lead over the context is 0.85 to 0.98 of the context's lead over chance, near the maximum that "
+        "Proposition 1 allows (0.3 to 0.5 for weak memory). Mitigation is judged at the end; earlier, training "
+        "attention only may be below plain."
     ),
     cells=_cells("goyal-thm1", ARMS + LIMITS),
     run=run_theorem_1,

@@ -1,4 +1,4 @@
-"""One run for the figures of Goyal et al. (2024): a noisy world, what it is trained on, what is seen."""
+"""One run for the figures of Goyal et al. (2024): a noisy world, its training points, its observations."""
 
 from __future__ import annotations
 
@@ -39,22 +39,23 @@ FILTERED, RECALLED = "C points only", "S points added"
 DOUBLED, WEAK, WEAK_ATTENTION = "twice the C points", "weak memory", "weak memory, attention only"
 ARMS = (PLAIN, ATTENTION_ONLY, AUGMENTED, FILTERED, RECALLED)
 LIMITS = (DOUBLED, WEAK, WEAK_ATTENTION)
-"""Arms that Theorem 1's setting takes in as well, to see how far it reaches."""
+"""Further arms, which also meet Theorem 1's conditions."""
 LEAD, WEAK_LEAD = (0.85, 0.98), (0.3, 0.5)
 """Ranges of memory's lead over the context, in log-odds, as a share of the context's lead over chance.
 
-Proposition 1 needs at most 1 (the condition that Lemma 6 lacks). The seed chooses; weak memory has the lower range.
+Proposition 1 needs at most 1 (the condition that Lemma 6 lacks). The seed draws from the range; weak memory has the
+lower one.
 """
 RATES = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)
-"""Learning rates that are tried for one step, as multiples of eta*."""
+"""Learning rates of the single step, as multiples of eta*."""
 NOISE = 0.1
-"""Standard deviation of W_KQ's entries, hence of scores, in nats, and of the log-odds of delta_M and delta_C."""
+"""Standard deviation of W_KQ's entries (and so of scores, in nats) and of the log-odds of delta_M and delta_C."""
 
 
 def make_world(settings: Mapping[str, Any], self_score: float) -> tuple[ContextModel, Points]:
-    """A pretrained model that meets Assumption 6 up to noise, and all points that some arm uses; the seed decides.
+    """A pretrained model that meets Assumption 6 up to noise, and the points of all arms, drawn from the seed.
 
-    Arms of one seed share the model, but for those of weak memory, whose delta_M is another.
+    All arms of one seed share the model, except that weak memory has another delta_M.
     """
     noise = torch.Generator().manual_seed(settings["seed"])
 
@@ -92,40 +93,40 @@ def make_world(settings: Mapping[str, Any], self_score: float) -> tuple[ContextM
 
 
 def training_points(points: Points, arm: str) -> Points:
-    """What an arm trains on: as many C as C+S points, and what the arm adds or leaves out."""
+    """The training points of an arm: equally many C and C+S points, changed as the arm says."""
     more = {AUGMENTED: (COUNTERFACTUAL,), RECALLED: (RECALL,)}.get(arm, ())
     kinds = (CRITICAL,) if arm == FILTERED else (CRITICAL, OVERLAPPING, *more)
     used = points.of(*kinds)
-    # there are twice as many C points as most arms train on, and they stand first
+    # C points come first; most arms train on the second half of them
     kept = list(range(0 if arm == DOUBLED else points.kinds.count(CRITICAL) // 2, len(used)))
     fields = (used.context, used.subject, used.answer, used.stored)
     return Points(tuple(used.kinds[i] for i in kept), *(field[kept] for field in fields))
 
 
 def _schedule(steps: int) -> list[int]:
-    """Steps that are looked at, closer together at the start."""
+    """The observed steps, denser at the start."""
     return sorted({round(steps * (k / 40) ** 2) for k in range(41)})
 
 
 def _listed(values: Tensor) -> list[float]:
-    """The only run's value at each step."""
+    """The value at each step, of the only run."""
     return [float(value) for value in values[:, 0]]
 
 
 def run_proposition_1(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """W_KQ trained in small steps, W_V frozen, no attention on r; beside it one step of each large rate.
+    """Train W_KQ in small steps, with W_V frozen and no attention on r; also take one step at each large rate.
 
-    `test`, `C` and `C+S` are mean attention to the context, `theta_S` and `theta_C` the parts of -grad by W_KQ,
-    `balance` the pull on contexts after one step of `RATES` times `eta_star`, both null where there is no eta*.
+    `test`, `C` and `C+S` are the mean attention on the context; `theta_S` and `theta_C` are the parts of -grad by W_KQ;
+    `balance` is the pull on contexts after one step at `RATES` times `eta_star`. Both are null if there is no eta*.
     """
     model, points = make_world(settings, self_score=-math.inf)
     tests, trained = points.of(CONFLICT), training_points(points, PLAIN)
 
     def observe(now: ContextModel) -> dict[str, Tensor]:
         on_subjects, on_contexts = shared_pull(now, trained)
-        seen = {name: trained.of(name) for name in (CRITICAL, OVERLAPPING)} | {"test": tests}
-        looked = {name: attention(now, some)[..., 0].mean(dim=-1) for name, some in seen.items()}
-        return looked | {"theta_S": on_subjects.mean(dim=-1), "theta_C": on_contexts.mean(dim=-1)}
+        kinds = {name: trained.of(name) for name in (CRITICAL, OVERLAPPING)} | {"test": tests}
+        on_context = {name: attention(now, chosen)[..., 0].mean(dim=-1) for name, chosen in kinds.items()}
+        return on_context | {"theta_S": on_subjects.mean(dim=-1), "theta_C": on_contexts.mean(dim=-1)}
 
     steps, rate = settings["steps"], settings["learning_rate"]
     path = train(model, trained, observe, steps=steps, at=_schedule(steps), attention_rate=rate)
@@ -139,20 +140,20 @@ def run_proposition_1(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _balance(model: ContextModel, trained: Points, rate: float) -> float:
-    """The pull on contexts after one step, over the same sum without signs: from -1 to 1, whatever its size."""
+    """The summed pull on contexts after one step, divided by the sum of absolute pulls: from -1 to 1."""
     pulls = shared_pull(descended(model, trained, attention_rate=rate), trained)[1]
     return float(pulls.sum() / pulls.abs().sum())
 
 
 def run_theorem_1(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """W_KQ and, but for two arms, W_V trained at one rate: M_C and attention to the context, means over conflicts."""
+    """Train W_KQ and, except in two arms, W_V at one rate; observe mean M_C and context attention in conflicts."""
     model, points = make_world(settings, self_score=-2.0)
     tests, trained = points.of(CONFLICT), training_points(points, settings["arm"])
     rate, steps = settings["learning_rate"], settings["steps"]
 
     def observe(now: ContextModel) -> dict[str, Tensor]:
-        looked = attention(now, tests)[..., 0].mean(dim=-1)
-        return {"M_C": context_share(now, tests).mean(dim=-1), "attention": looked}
+        on_context = attention(now, tests)[..., 0].mean(dim=-1)
+        return {"M_C": context_share(now, tests).mean(dim=-1), "attention": on_context}
 
     value_rate = None if settings["arm"] in (ATTENTION_ONLY, WEAK_ATTENTION) else rate
     at = _schedule(steps)

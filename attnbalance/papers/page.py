@@ -1,4 +1,4 @@
-"""The page about reproduced figures: what each paper claims, what is seen here, and what is not."""
+"""The page of reproduced figures: each paper's claims, with their verdicts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 COLUMNS = 3
-"""Panels in a row, unless they make up a square, or whole rows of four."""
+"""Panels per row; four panels form a square, and multiples of four form rows of four."""
 FEW = 6
-"""Most values of a logarithmic axis that each have a tick."""
+"""A logarithmic axis with at most this many values has a tick at each value."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ def write_page(
     out: Path,
     about: Mapping[str, Any],
 ) -> None:
-    """Write report.html: the claims of all figures first, then each figure, then how they were made.
+    """Write report.html: the claims of all figures, each figure, and how the figures were made.
 
-    figures: those in the folder.
+    figures: the figures of the folder.
     done: panels and claims by name.
     refused: why a figure was not run, by name.
     out: the folder.
@@ -87,7 +87,7 @@ def write_page(
 
 
 def headline(done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
-    """How many claims are seen, not seen and reversed, and which figures could not be run."""
+    """The numbers of claims that are seen, not seen and reversed, and the figures that were not run."""
     counts = Counter(claim.verdict for figure in done.values() for claim in figure.claims)
     total = sum(counts.values())
     text = f"Of {total} claims {counts[SEEN]} are seen, {counts[NOT_SEEN]} not seen, {counts[REVERSED]} reversed."
@@ -95,7 +95,7 @@ def headline(done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
 
 
 def answer_of(figures: Sequence[PaperFigure], done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
-    """The verdict on each claim of some figures, one line for each."""
+    """The verdict on each claim of the given figures, one line per claim."""
     lines = [headline({figure.name: done[figure.name] for figure in figures if figure.name in done}, refused)]
     for figure in figures:
         lines.append(f"\n{figure.name} ({figure.source})")
@@ -107,22 +107,22 @@ def answer_of(figures: Sequence[PaperFigure], done: Mapping[str, Done], refused:
 
 
 def sentence(claims: Sequence[Claim]) -> str:
-    """One sentence that says which claims are seen, which not, and which come out reversed, with their numbers."""
+    """One sentence that lists the claims that are seen, not seen and reversed, with their numbers."""
     parts = []
     for verdict in (SEEN, NOT_SEEN, REVERSED):
-        said = [f"{claim.says} ({number(claim)})" for claim in claims if claim.verdict == verdict]
-        if said:
-            parts.append(f"{verdict}: {'; '.join(said)}")
+        matching = [f"{claim.says} ({number(claim)})" for claim in claims if claim.verdict == verdict]
+        if matching:
+            parts.append(f"{verdict}: {'; '.join(matching)}")
     return ". ".join(parts) + "."
 
 
 def number(claim: Claim) -> str:
-    """The number that a claim is judged by, with its interval and unit."""
+    """The number that decides a claim, with its interval and unit."""
     return f"{claim.measured} {interval(claim.interval)}" + (f", margin {claim.margin:g}" if claim.margin else "")
 
 
 def interval(mean: Interval) -> str:
-    """A mean with its interval, three digits each."""
+    """A mean with its interval, to three digits."""
     bounds = "" if math.isnan(mean.low) else f" [{mean.low:+.3g}, {mean.high:+.3g}]"
     return f"{mean.mean:+.3g}{bounds}"
 
@@ -134,13 +134,13 @@ def claim_as_dict(claim: Claim) -> dict[str, Any]:
 
 
 def panel_as_dict(panel: Panel) -> dict[str, Any]:
-    """A panel as JSON: for each line its x values and intervals."""
+    """A panel as JSON: x values and intervals of each line."""
     lines = [{"label": s.label, "x": list(s.x), "y": [y.as_dict() for y in s.y]} for s in panel.series]
     return {"title": panel.title, "x": panel.x_label, "y": panel.y_label, "series": lines}
 
 
 def draw_panels(panels: Sequence[Panel]) -> Drawing:
-    """Panels in rows of two to four: lines with bands for x values that are numbers, points for words."""
+    """Draw panels in rows of up to four: lines with bands for numeric x values, points with bars for words."""
     columns = 2 if len(panels) == 4 else 4 if len(panels) % 4 == 0 else min(COLUMNS, len(panels))
     rows = math.ceil(len(panels) / columns)
     labels = list(dict.fromkeys(series.label for panel in panels for series in panel.series))
@@ -161,7 +161,7 @@ def draw_panels(panels: Sequence[Panel]) -> Drawing:
 
 
 def _level(axes: Sequence[Axes], panels: Sequence[Panel], columns: int) -> None:
-    """Give the panels of a row the same limits where their y axes say the same."""
+    """Give the panels of a row the same limits if their y labels are equal."""
     for first in range(0, len(panels), columns):
         row = range(first, min(first + columns, len(panels)))
         if len({panels[i].y_label for i in row}) == 1:
@@ -171,7 +171,7 @@ def _level(axes: Sequence[Axes], panels: Sequence[Panel], columns: int) -> None:
 
 
 def _draw(ax: Axes, panel: Panel, labels: Sequence[str]) -> None:
-    """One panel; a label has the same look in all panels of a figure."""
+    """Draw one panel; a label has the same style in all panels of a figure."""
     words = any(isinstance(x, str) for s in panel.series for x in s.x)
     names = list(dict.fromkeys(str(x) for s in panel.series for x in s.x))
     for i, series in enumerate(panel.series):
@@ -202,7 +202,7 @@ def _draw(ax: Axes, panel: Panel, labels: Sequence[str]) -> None:
 
 
 def _log_axis(ax: Axes, values: Sequence[float]) -> None:
-    """A logarithmic x axis, linear from 0 to 1 if 0 is among its values; few values have a tick each."""
+    """A logarithmic x axis, linear from 0 to 1 if 0 is among its values, with a tick per value if there are few."""
     if min(values) > 0:
         ax.set_xscale("log")
     else:

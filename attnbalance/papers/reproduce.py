@@ -1,4 +1,4 @@
-"""Reproducing figures: each piece of work saved in its own file, run in parallel, and one page about them all."""
+"""Reproducing figures: each cell is saved in its own file, cells run in parallel, and one page shows all figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnbalance.papers.figure import Cell, CellResult, PaperFigure
 KIND = "reproduction"
 SCALES = ("small", "paper")
 MOST_SEEDS = 1000
-"""The list of all work is made before any of it is done; intervals need some ten."""
+"""All cells are listed before any is run, so their number is limited; ten seeds suffice for intervals."""
 
 
 def figures() -> dict[str, PaperFigure]:
@@ -44,15 +44,14 @@ def reproduce(
     command: str | None = None,
     progress: bool = False,
 ) -> str:
-    """Reproduce figures, or "all", into the folder `out`; returns the verdict on each of their claims as text.
+    """Reproduce figures, or "all", into the folder `out`; return the verdict on each of their claims as text.
 
-    Work that is done is not done again, so a killed run goes on, and figures share what they have in common. Writes
-    cells/*.json as they are done and, for each figure, NAME.json and NAME.png; then report.html, about these and all
-    other figures whose work for these seeds is in the folder. `workers` processes work in parallel; a script that asks
-    for more than one must guard its own code with `if __name__ == "__main__":`. With more than one name, a figure whose
-    data cannot be loaded is reported as not run; alone it raises. Raises `DataError` for unknown
-    names and scales and for too few seeds, `OutputError` for a folder that holds something else, `ModelError` for work
-    that cannot be completed.
+    Finished cells are not run again, so an interrupted run resumes, and figures share cells. Writes cells/*.json as
+    they finish; NAME.json and NAME.png for each figure; and report.html, which shows all figures whose cells for these
+    seeds are in the folder. `workers` processes run in parallel; a script that sets more than one must guard its own
+    code with `if __name__ == "__main__":`. A figure whose data cannot be loaded raises if it is the only one; otherwise
+    it is reported as not run. Raises `DataError` for unknown names or scales and for too few seeds, `OutputError` for a
+    folder with other contents, and `ModelError` for a cell that cannot be completed.
     """
     from attnbalance.papers.page import answer_of, write_figure, write_page
 
@@ -69,27 +68,27 @@ def reproduce(
         refused = _run(asked, out, workers, progress)
         if refused and len(chosen) == 1:
             raise refused[chosen[0].name]
-        known = {name: figure for name, figure in figures().items() if all(_found(out, cell) for cell in work[name])}
+        known = {name: figure for name, figure in figures().items() if all(_saved(out, cell) for cell in work[name])}
         done = {}
         for name, figure in known.items():
-            results = [CellResult(cell.settings, _found(out, cell)["values"]) for cell in work[name]]
+            results = [CellResult(cell.settings, _saved(out, cell)["values"]) for cell in work[name]]
             done[name] = write_figure(figure, results, out, scale)
         refusals = {name: str(error) for name, error in refused.items()}
-        seconds = sum(_found(out, cell)["seconds"] for cell in _distinct({name: work[name] for name in known}).values())
+        seconds = sum(_saved(out, cell)["seconds"] for cell in _distinct({name: work[name] for name in known}).values())
         shown = [figure for name, figure in figures().items() if name in known or name in refusals]
         write_page(shown, done, refusals, out, {"scale": scale, "seeds": seeds, "seconds": seconds, "command": command})
         return answer_of(chosen, done, refusals)
 
 
 def usual_workers() -> int:
-    """One process for each GPU, or for each CPU core up to four."""
+    """One worker per GPU; without GPUs one per CPU core, at most four."""
     import torch
 
     return torch.cuda.device_count() or min(4, os.cpu_count() or 1)
 
 
 def run_cell(figure: str, cell: Cell, out: Path) -> None:
-    """Do one piece of work and write its file, whole or not at all; raises `ModelError` for numbers not finite."""
+    """Run one cell and write its file, whole or not at all. Raises `ModelError` if a number is not finite."""
     began = time.perf_counter()
     values = figures()[figure].run(cell.settings)
     about = {"settings": dict(cell.settings), "values": values, "seconds": time.perf_counter() - began}
@@ -104,7 +103,7 @@ def _chosen(names: Sequence[str]) -> list[PaperFigure]:
     known = figures()
     unknown = [name for name in names if name not in (*known, "all")]
     if unknown or not names:
-        raise DataError(f"no figure {unknown[0] if unknown else ''!r}; there are all, {', '.join(known)}")
+        raise DataError(f"no figure {unknown[0] if unknown else ''!r}; choose from all, {', '.join(known)}")
     return [figure for figure in known.values() if "all" in names or figure.name in names]
 
 
@@ -117,12 +116,12 @@ def _distinct(work: Mapping[str, Sequence[Cell]]) -> dict[str, Cell]:
 
 
 def _run(work: Mapping[str, Sequence[Cell]], out: Path, workers: int, progress: bool) -> dict[str, AttnBalanceError]:
-    """Do what is not done yet; returns the figures that could not be, with why."""
+    """Run the cells that are not saved yet; return the figures that cannot be run, with their errors."""
     from tqdm import tqdm
 
     cells = _distinct(work)
     owner = {cell.name: name for name, cells in reversed(list(work.items())) for cell in cells}
-    left = [cell for cell in cells.values() if not _found(out, cell)]
+    left = [cell for cell in cells.values() if not _saved(out, cell)]
     refused: dict[str, AttnBalanceError] = {}
 
     def wanted(cell: Cell) -> bool:
@@ -141,7 +140,7 @@ def _run(work: Mapping[str, Sequence[Cell]], out: Path, workers: int, progress: 
 def _finished(
     jobs: Iterator[tuple[str, Cell]], out: Path, workers: int
 ) -> Iterator[tuple[Cell, AttnBalanceError | None]]:
-    """The cells as they are done, with what a user can put right about those that could not be."""
+    """The cells as they finish, with the error of those that failed in a way a user can fix."""
     if workers <= 1:
         for figure, cell in jobs:
             yield cell, _tried(figure, cell, out)
@@ -150,7 +149,7 @@ def _finished(
         waiting: dict[Future, Cell] = {}
         for figure, cell in jobs:
             waiting[pool.submit(_tried, figure, cell, out)] = cell
-            if len(waiting) == workers:  # no more than can begin at once, so that an interrupt ends all that has begun
+            if len(waiting) == workers:  # submit no more than can start, so that an interrupt ends all that started
                 yield from _first(waiting)
         while waiting:
             yield from _first(waiting)
@@ -160,7 +159,7 @@ def _tried(figure: str, cell: Cell, out: Path) -> AttnBalanceError | None:
     try:
         run_cell(figure, cell, out)
     except BadRowsError as error:
-        return DataError(str(error))  # which a process can hand back
+        return DataError(str(error))  # unlike BadRowsError, it can be pickled
     except AttnBalanceError as error:
         return error
     except Exception as error:
@@ -170,21 +169,21 @@ def _tried(figure: str, cell: Cell, out: Path) -> AttnBalanceError | None:
 
 
 def _first(waiting: dict[Future, Cell]) -> Iterator[tuple[Cell, AttnBalanceError | None]]:
-    """Wait for at least one of the futures and take out those that are done."""
+    """Wait for at least one of the futures; remove and yield those that are done."""
     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
         cell = waiting.pop(future)
         try:
             yield cell, future.result()
         except BrokenProcessPool as error:
             raise ModelError(
-                f"a process ended while it worked on {cell.name}: out of memory? Use `workers=1`. (A script that asks "
-                'for workers must guard its own code with `if __name__ == "__main__":`)'
+                f"a process ended while it worked on {cell.name}: out of memory? Use `workers=1`. (A script that sets "
+                'workers must guard its own code with `if __name__ == "__main__":`)'
             ) from error
 
 
 @contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that share the cores and GPUs; on an error or interrupt they end at once."""
+    """A pool of processes that share the cores and GPUs; an error or interrupt ends them at once."""
     context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
     numbers = context.SimpleQueue()
     for number in range(workers):
@@ -201,7 +200,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _settle(numbers: Any, workers: int) -> None:
-    """Give a new process its share of the cores, and a GPU; it ends when its parent does."""
+    """Give a new process its share of the cores and a GPU, and end it when its parent ends."""
     import torch
 
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -218,14 +217,14 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _found(out: Path, cell: Cell) -> dict[str, Any]:
-    """What a cell's file holds; empty if there is none, or one of other settings."""
-    saved = read_json(_file(out, cell))
-    return saved if saved.get("settings") == dict(cell.settings) else {}
+def _saved(out: Path, cell: Cell) -> dict[str, Any]:
+    """The content of a cell's file; empty if there is no file, or its settings differ."""
+    content = read_json(_file(out, cell))
+    return content if content.get("settings") == dict(cell.settings) else {}
 
 
 def _refuse_others(cells: Mapping[str, Cell], out: Path) -> None:
-    """Raise `OutputError` where cells were done with other settings, or by another version of this package."""
+    """Raise `OutputError` if cells were run with other settings or by another version of this package."""
     version = provenance()["versions"]["attnbalance"]  # pyright: ignore[reportIndexIssue]
     stale = []
     for cell in cells.values():
@@ -234,6 +233,6 @@ def _refuse_others(cells: Mapping[str, Cell], out: Path) -> None:
             stale.append(f"{cell.name}.json")
     if stale:
         raise OutputError(
-            f"{len(stale)} files in {out / 'cells'} are of other settings or another version (first: {stale[0]}); name "
-            "a new folder, or remove that one"
+            f"{len(stale)} files in {out / 'cells'} have other settings or another version (first: {stale[0]}); choose "
+            "a new folder or remove this one"
         )

@@ -1,10 +1,11 @@
-"""A GPT-2 without positions, trained by plain steps on a full batch of short token sequences."""
+"""A GPT-2 without positional embeddings, and its training on short token sequences."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -15,16 +16,36 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from attnbalance.errors import DataError, DivergenceError
 
 IGNORED = -100
-"""The label of a token that carries no loss."""
+"""The label of a token without a loss."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """AdamW at a constant rate; with `weight_decay` 0 it is Adam.
+
+    Each step uses all sequences, or `batch` of them drawn uniformly, with replacement, from `seed`. Raises `DataError`
+    unless steps >= 1 and the rate is finite and > 0.
+    """
+
+    steps: int
+    rate: float
+    weight_decay: float = 0.0
+    batch: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check steps and rate."""
+        if self.steps < 1 or not 0 < self.rate < math.inf:
+            raise DataError(f"steps must be >= 1 and the rate finite and > 0, got {self.steps} and {self.rate}")
 
 
 def make_gpt2(vocab: int, *, layers: int = 2, d_model: int = 64, heads: int = 4, seed: int = 0) -> GPT2LMHeadModel:
-    """A GPT-2 with random weights whose position embeddings are 0 and stay so; no dropout, tied embeddings.
+    """A GPT-2 with random weights, position embeddings fixed at 0, tied embeddings and no dropout.
 
-    Raises `DataError` for sizes that do not fit together.
+    Raises `DataError` unless all sizes are >= 1 and `heads` divides `d_model`.
     """
     if min(vocab, layers, heads) < 1 or d_model % heads:
-        raise DataError(f"d_model is a multiple of the heads, and every size at least 1; got {d_model} and {heads}")
+        raise DataError(f"sizes must be >= 1 and heads divide d_model, got {vocab=}, {layers=}, {d_model=}, {heads=}")
     shape = {"vocab_size": vocab, "n_layer": layers, "n_embd": d_model, "n_head": heads, "n_positions": 16}
     rest = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
     with torch.random.fork_rng(devices=[]):
@@ -39,29 +60,22 @@ def train_gpt2(
     ids: Int[Tensor, "sequence position"],
     labels: Int[Tensor, "sequence position"],
     weights: Float[Tensor, " sequence"],
-    *,
-    steps: int,
-    rate: float,
-    weight_decay: float | None = None,
-    batch: int | None = None,
-    seed: int = 0,
+    training: Training,
     observe: Callable[[int, GPT2LMHeadModel], None] | None = None,
 ) -> GPT2LMHeadModel:
-    """A copy of the model after `steps` steps of AdamW (Adam where `weight_decay` is None) at a constant rate.
+    """Train a copy of the model and return it.
 
-    Each step sees all sequences, or `batch` of them drawn evenly with `seed`. The loss is the mean over labelled
-    tokens, weighted by their sequence's weight; a label is at its own token, as in transformers; `IGNORED` ones
-    count for nothing. Sequences have one length: there is no padding. `observe(step, model)` is called after each step.
-    Raises `DataError` for a rate or steps that cannot be and `DivergenceError` where the loss is no finite number.
+    The loss is `weighted_loss`. `labels` are aligned with `ids`, as in transformers; tokens labelled `IGNORED` have no
+    loss. All sequences have the same length. `observe(step, model)` is called after each step. Raises `DataError` if no
+    token is labelled, and `DivergenceError` if the loss is not finite.
     """
-    if not 0 < rate < math.inf or steps < 1 or not bool((labels[:, 1:] != IGNORED).any()):
-        raise DataError(f"a rate above 0, at least one step and one labelled token are needed; got {rate}, {steps}")
+    if not bool((labels[:, 1:] != IGNORED).any()):
+        raise DataError("at least one token after the first must be labelled, got none")
     model = copy.deepcopy(model).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decay = weight_decay or 0.0
-    optimizer = torch.optim.AdamW(trained, lr=rate, weight_decay=decay)  # without decay it is Adam
-    drawn = torch.Generator().manual_seed(seed)
-    for t in range(1, steps + 1):
+    optimizer = torch.optim.AdamW(trained, lr=training.rate, weight_decay=training.weight_decay)
+    drawn, batch = torch.Generator().manual_seed(training.seed), training.batch
+    for t in range(1, training.steps + 1):
         chosen = slice(None) if batch is None else torch.randint(len(ids), (batch,), generator=drawn).to(ids.device)
         loss = weighted_loss(model, ids[chosen], labels[chosen], weights[chosen])
         if not bool(loss.isfinite()):
@@ -82,7 +96,7 @@ def weighted_loss(
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy over labelled tokens in nats, weighted by sequence.
 
-    Only positions that some sequence has a label for go through the output layer.
+    The output layer is applied only to positions at which some sequence has a label.
     """
     positions = (labels[:, 1:] != IGNORED).any(0).nonzero()[:, 0]
     state = model.transformer(input_ids=ids[:, :-1], use_cache=False).last_hidden_state[:, positions]

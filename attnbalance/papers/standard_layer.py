@@ -1,4 +1,4 @@
-"""A standard one-layer transformer and its parts left out, trained on sentences of Xu & Chen (2025, appendix A)."""
+"""A standard one-layer transformer and ablations of it, trained on sentences of Xu & Chen (2025, appendix A)."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ ARCHITECTURES: dict[str, dict[str, bool]] = {
     "attention only": {"mlp": False, "uniform": False},
     "attention only, identity": {"mlp": False, "uniform": False, "identity": True},
 }
-"""What a standard layer is made with; "identity" has as many dimensions as there are tokens."""
+"""Arguments of `OneLayer`; "identity" has one dimension per token."""
 
 
 class OneLayer(nn.Module):
-    """A standard layer without positions: attention with four matrices, an MLP of two, two norms and a linear readout.
+    """A standard layer without positions: attention (four matrices), MLP (two), two norms and a linear readout.
 
-    Token embeddings are fixed: Gaussian of length about 1, or the identity. Attention may be even, the MLP left out.
+    Token embeddings are fixed: Gaussian with length about 1, or the identity. Attention may be uniform, and the MLP may
+    be omitted.
     """
 
     def __init__(self, tokens: int, d_model: int, *, mlp: bool, uniform: bool, identity: bool = False) -> None:
-        """Raises `DataError` where the identity does not fit."""
+        """Raises `DataError` if identity embeddings do not have one dimension per token."""
         super().__init__()
         if identity and d_model != tokens:
-            raise DataError(f"identity embeddings have as many dimensions as tokens, {tokens}; got {d_model}")
+            raise DataError(f"identity embeddings need d_model equal to the number of tokens, {tokens}; got {d_model}")
         drawn = torch.eye(tokens) if identity else torch.randn(tokens, d_model) / math.sqrt(d_model)
         self.register_buffer("embedding", drawn)
         self.uniform = uniform
@@ -43,7 +44,7 @@ class OneLayer(nn.Module):
         self.readout = nn.Linear(d_model, tokens, bias=False)
 
     def forward(self, tokens: Int[Tensor, "sample position"]) -> Float[Tensor, "sample vocab"]:
-        """The logits after the last token; -1 is a place without a token."""
+        """The logits after the last token; -1 marks an empty position."""
         x = self.get_buffer("embedding")[tokens.clamp(min=0)]
         read = self.before(x)
         score = torch.einsum("sd,spd->sp", self.query(read[:, -1]), self.key(read)) / math.sqrt(x.shape[-1])
@@ -64,7 +65,7 @@ def _accuracy(model: OneLayer, samples: Samples) -> float:
 
 
 def train_standard(settings: Mapping[str, Any]) -> dict[str, float]:
-    """AdamW until convergence, then Adam on half of the questions; the best accuracy on the others while finetuning."""
+    """Train by AdamW, then finetune by Adam on half of the questions; `accuracy` is the best on the other half."""
     sentences = make_sentences(
         [settings["seed"]],
         pairs=settings["pairs"],

@@ -35,7 +35,7 @@ class Sizes:
 def pretrain(world: Triples, steps: int, seed: int, sizes: Sizes) -> LlamaForCausalLM:
     """A Llama trained on statements (s, r) -> a of a world of one run, s by popularity (section 3.1).
 
-    The loss is that of the answer alone: which relation follows a subject says nothing.
+    Only the answer has a loss; the relation that follows a subject is random.
     """
     model = _llama(world.tokens, seed, sizes)
     generator = torch.Generator().manual_seed(seed)
@@ -47,10 +47,10 @@ def pretrain(world: Triples, steps: int, seed: int, sizes: Sizes) -> LlamaForCau
 def finetune(
     model: LlamaForCausalLM, world: Triples, split: str, seed: int, sizes: Sizes
 ) -> dict[str, list[list[float]] | list[int]]:
-    """Train a model on prompts (s, p_r) -> a of a split's subjects, in place; returns what its held-out facts show.
+    """Train a model in place on prompts (s, p_r) -> a of a split's subjects; return observations of its held-out facts.
 
-    Under "steps", "accuracy" by fifth of the popularity of all subjects, and "subject attention" (mean over heads) by
-    layer, observed before training and `observations` times on the way.
+    The keys are "steps"; "accuracy", by fifth of the popularity of all subjects; and "subject attention" (mean over
+    heads), by layer. They are observed before training and `observations` times during it.
     """
     chosen = split_subjects(world, split, [seed])
     train, heldout = world.of(chosen.trained), world.of(chosen.heldout)
@@ -75,7 +75,7 @@ def finetune(
 
 @torch.no_grad()
 def read(model: LlamaForCausalLM, asked: Examples) -> tuple[Tensor, Float[Tensor, "example layer"]]:
-    """For each prompt of one run whether arg max gives its answer, and each layer's attention on the subject."""
+    """For each prompt of one run, whether arg max gives its answer, and each layer's attention on the subject."""
     output = model(_ids(model, asked), output_attentions=True)
     rows = torch.stack([layer[:, :, -1, 0].mean(1) for layer in output.attentions], dim=1)
     return (output.logits[:, -1].argmax(-1).cpu() == asked.answer[0]), rows.cpu()
@@ -90,7 +90,9 @@ def _train(
         asked = batch()
         loss = cross_entropy(model(_ids(model, asked)).logits[:, -1], asked.answer[0].to(model.device))
         if not bool(loss.isfinite()):
-            raise DivergenceError(f"training diverged at step {step} with learning rate {rate:g}; lower it")
+            raise DivergenceError(
+                f"training diverged at step {step} with learning rate {rate:g}; lower the learning rate"
+            )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -113,6 +115,6 @@ def _llama(tokens: int, seed: int, sizes: Sizes) -> LlamaForCausalLM:
         num_attention_heads=sizes.heads,
         max_position_embeddings=8,
     )
-    config._attn_implementation = "eager"  # whole maps come back
+    config._attn_implementation = "eager"  # returns attention maps
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         return LlamaForCausalLM(config)

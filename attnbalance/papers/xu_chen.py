@@ -1,4 +1,4 @@
-"""Figures of Xu & Chen (2025): accuracy on facts that finetuning did not revisit, against K, beta, M and steps."""
+"""Figures of Xu & Chen (2025): accuracy on facts not in finetuning, against K, beta, M and steps."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "long": {"one-layer": 20000, "GPT-2": 5000},
     },
 }
-"""The text that this follows lost the paper's numbers, but for GPT-2's layers and heads and 2000 finetuning steps.
+"""The text we used has lost the paper's numbers, except GPT-2's layers and heads and the 2000 finetuning steps.
 
-"harder" is what GPT-2's second sweep of M has of its own.
+"harder" has the settings that differ in GPT-2's second sweep of M.
 """
 
 SWEPT = {"multiplicity": "multiplicity K", "share": "finetuning share beta", "universe": "universal phrases M"}
@@ -84,9 +84,9 @@ def _cell(scale: str, model: str, seed: int, **more: Any) -> Cell:
 
 
 def figure_2_cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Cell]:
-    """A piece of work for each model, K, M and seed on the two sweeps; each finetunes on every share.
+    """One cell per model, K, M and seed of the two sweeps, each of which finetunes on every share.
 
-    Then GPT-2's second sweep of M, which finetunes on the centre's share alone.
+    GPT-2's second sweep of M follows, which finetunes on the centre's share only.
     """
     sizes = SIZES[scale]
     centre = {name: sizes["centre"][name] for name in ("multiplicity", "universe")}
@@ -94,12 +94,14 @@ def figure_2_cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Ce
     unique = list({tuple(world.items()): world for world in worlds}.values())
     more = {"shares": list(sizes["share"]), "ranks": ["full"]}
     cells = [_cell(scale, model, seed, **world, **more) for model in MODELS for world in unique for seed in seeds]
-    again = sizes["harder"] | {"shares": [sizes["centre"]["share"]], "ranks": ["full"]}
-    return cells + [_cell(scale, "GPT-2", seed, universe=M, **again) for M in sizes["universe"] for seed in seeds]
+    second_sweep = sizes["harder"] | {"shares": [sizes["centre"]["share"]], "ranks": ["full"]}
+    return cells + [
+        _cell(scale, "GPT-2", seed, universe=M, **second_sweep) for M in sizes["universe"] for seed in seeds
+    ]
 
 
 def steps_cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Cell]:
-    """A piece of work for each model and seed at the centre of the sweeps, finetuned for long."""
+    """One cell per model and seed at the centre of the sweeps, with long finetuning."""
     sizes, cells = SIZES[scale], []
     world = {name: sizes["centre"][name] for name in ("multiplicity", "universe")}
     for model in MODELS:
@@ -110,13 +112,13 @@ def steps_cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Cell]
 
 
 def _best(result: CellResult, share: float, part: str = "test") -> float:
-    """Accuracy at the step of finetuning at which the test questions together go best."""
+    """Accuracy at the finetuning step with the highest accuracy on all test questions."""
     curve = result.values[curve_name(share)]
     return curve[part][max(range(len(curve["test"])), key=lambda k: curve["test"][k])]
 
 
 def _scale(results: Sequence[CellResult]) -> dict[str, Any]:
-    """The sizes that the results were made with."""
+    """The sizes of the scale that the results were run at."""
     pairs = {result.settings["pairs"] for result in results}
     return next(sizes for sizes in SIZES.values() if sizes["data"]["pairs"] in pairs)
 
@@ -124,7 +126,7 @@ def _scale(results: Sequence[CellResult]) -> dict[str, Any]:
 def _swept(
     results: Sequence[CellResult], model: str, name: str, value: float | int, part: str = "test"
 ) -> tuple[float, ...]:
-    """Accuracy for each seed where one of K, beta and M has this value and the others are those of the centre."""
+    """Accuracy per seed if one of K, beta and M has this value and the others have the centre's."""
     sizes = _scale(results)
     where = sizes["centre"] | {"pairs": sizes["data"]["pairs"], name: value}
     share = where.pop("share")
@@ -132,14 +134,14 @@ def _swept(
 
 
 def _harder(results: Sequence[CellResult], universe: int, part: str = "test") -> tuple[float, ...]:
-    """Accuracy of GPT-2 for each seed where M has this value on its second sweep."""
+    """GPT-2's accuracy per seed at this value of M in its second sweep."""
     sizes = _scale(results)
     where = sizes["harder"] | {"universe": universe}
     return by_seed(results, lambda result: _best(result, sizes["centre"]["share"], part), model="GPT-2", **where)
 
 
 def _lines(label: str, x_values: Sequence[float], value: Callable[[Any, str], Sequence[float]]) -> list[Series]:
-    """Accuracy at each x, for the test questions together and for frequent and rare pairs apart."""
+    """Accuracy at each x, for all test questions, for frequent pairs and for rare pairs."""
     numbers = tuple(float(x) for x in x_values)
     return [
         Series(label + suffix, numbers, tuple(seed_interval(value(x, part)) for x in x_values))
@@ -148,7 +150,7 @@ def _lines(label: str, x_values: Sequence[float], value: Callable[[Any, str], Se
 
 
 def figure_2_panels(results: Sequence[CellResult]) -> list[Panel]:
-    """Accuracy against K, beta and M: all questions that are not finetuned, and frequent and rare pairs apart."""
+    """Accuracy against K, beta and M: on all test questions, on frequent pairs and on rare pairs."""
     sizes, drawn = _scale(results), []
     for name, label in SWEPT.items():
         series: list[Series] = []
@@ -156,15 +158,15 @@ def figure_2_panels(results: Sequence[CellResult]) -> list[Panel]:
             swept = partial(_swept, results, model, name)
             series += _lines(model, sizes[name], swept)
         drawn.append(Panel(f"Accuracy against {label}", label, "accuracy", tuple(series), log=True))
-    again, label = sizes["harder"], SWEPT["universe"]
-    title = f"Accuracy against {label}, K = {again['multiplicity']}, {again['pairs']} pairs"
+    harder, label = sizes["harder"], SWEPT["universe"]
+    title = f"Accuracy against {label}, K = {harder['multiplicity']}, {harder['pairs']} pairs"
     lines = _lines("GPT-2", sizes["universe"], partial(_harder, results))
     return [*drawn, Panel(title, label, "accuracy", tuple(lines), log=True)]
 
 
 def figure_2_claims(results: Sequence[CellResult]) -> list[Claim]:
-    """Three trends for each model, one of them twice: accuracy at one end of a sweep minus that at the other."""
-    sizes, found = _scale(results), []
+    """Three trends per model, and M's twice for GPT-2: accuracy at one end of a sweep minus that at the other."""
+    sizes, claims = _scale(results), []
 
     def trend(says: str, name: str, swept: Callable[[Any], Sequence[float]]) -> Claim:
         low, high = (swept(sizes[name][end]) for end in (0, -1))
@@ -175,29 +177,29 @@ def figure_2_claims(results: Sequence[CellResult]) -> list[Claim]:
         for name, label in SWEPT.items():
             verb = "falls" if name == "universe" else "rises"
             says = f"{model}: accuracy on pairs not finetuned {verb} with {label}"
-            found.append(trend(says, name, partial(_swept, results, model, name)))
-    again = sizes["harder"]
-    says = f"{found[-1].says}, where K = {again['multiplicity']} and pairs are {again['pairs']}"
-    return [*found, trend(says, "universe", partial(_harder, results))]
+            claims.append(trend(says, name, partial(_swept, results, model, name)))
+    harder = sizes["harder"]
+    says = f"{claims[-1].says}, with K = {harder['multiplicity']} and {harder['pairs']} pairs"
+    return [*claims, trend(says, "universe", partial(_harder, results))]
 
 
 def _curves(results: Sequence[CellResult]) -> dict[str, list[Mapping[str, Any]]]:
-    """The accuracies along finetuning of each kind of it, seed by seed."""
-    share, found = _scale(results)["centre"]["share"], {}
+    """The accuracy curves of each model and rank, seed by seed."""
+    share, curves = _scale(results)["centre"]["share"], {}
     for result in sorted(results, key=lambda result: result.settings["seed"]):
         for rank in result.settings["ranks"]:
-            found.setdefault(f"{result.settings['model']}, {rank}", []).append(result.values[curve_name(share, rank)])
-    return found
+            curves.setdefault(f"{result.settings['model']}, {rank}", []).append(result.values[curve_name(share, rank)])
+    return curves
 
 
 def lost_by_the_end(curves: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
-    """For each seed, accuracy at the step that is best over the other seeds, minus that at the end."""
+    """For each seed, accuracy at the step that is best for the other seeds, minus accuracy at the end."""
     rows = [curve["test"] for curve in curves]
     return tuple(row[k] - row[-1] for row, k in zip(rows, best_elsewhere(rows), strict=True))
 
 
 def steps_panels(results: Sequence[CellResult]) -> list[Panel]:
-    """Accuracy along finetuning, a panel for each model, since their steps are not comparable."""
+    """Accuracy during finetuning, with one panel per model, since their steps are not comparable."""
     drawn = []
     for model in MODELS:
         series = []
@@ -208,38 +210,38 @@ def steps_panels(results: Sequence[CellResult]) -> list[Panel]:
                     seed_interval([curve["test"][k] for curve in curves]) for k in range(len(steps))
                 )
                 series.append(Series(label, steps[1:], y[1:]))  # a logarithmic axis has no 0
-        drawn.append(Panel(f"{model}: accuracy along finetuning", "step", "accuracy", tuple(series), log=True))
+        drawn.append(Panel(f"{model}: accuracy during finetuning", "step", "accuracy", tuple(series), log=True))
     return drawn
 
 
 def steps_claims(results: Sequence[CellResult]) -> list[Claim]:
-    """Much longer finetuning lowers accuracy again; rank 1 extracts no less than full gradients."""
+    """Much longer finetuning lowers accuracy; rank 1 extracts no less than full gradients."""
     curves = _curves(results)
-    found = [
+    claims = [
         Claim(
             f"{label}: long finetuning lowers accuracy on pairs not finetuned",
             "best step minus end",
-            lost_by_the_end(c),
+            lost_by_the_end(by_rank),
         )
-        for label, c in curves.items()
+        for label, by_rank in curves.items()
     ]
     full, low = ([max(curve["test"]) for curve in curves[f"one-layer, {rank}"]] for rank in ("full", "rank 1"))
     values = tuple(b - a for a, b in zip(full, low, strict=True))
     says = "one-layer: rank-1 finetuning extracts at most 0.05 less than full finetuning"
-    return [*found, Claim(says, "rank 1 minus full, each at its best step", values, margin=0.05)]
+    return [*claims, Claim(says, "rank 1 minus full, each at its best step", values, margin=0.05)]
 
 
 FIGURES = (
     PaperFigure(
         "xu-chen-fig2",
         "Xu & Chen 2025, Figures 2a to 2d (3a and 3b)",
-        "Accuracy on questions about pairs that were not finetuned, against the multiplicity K, the share beta of "
-        "frequent pairs that is finetuned, and the number M of universal phrases; for the one-layer model and a GPT-2 "
-        "without positions. Each value is at the best of some 25 to 35 looks along finetuning, chosen by these same "
-        "questions, as the paper does, which flatters curves that go up and down. Every share is tested on the same "
-        "questions. A rare pair's phrase is one of the universal ones; with a phrase of its own it is never extracted. "
-        "GPT-2 sweeps M twice: the second time with K = 1, where no other phrase makes up for one that finetuning does "
-        "not cover, and with more pairs, since with as few it then extracts next to nothing at any M.",
+        "Accuracy on questions about pairs that are not finetuned, against the multiplicity K, the share beta of "
+        "frequent pairs in finetuning, and the number M of universal phrases; for the one-layer model and a GPT-2 "
+        "without positions. Each value is the best of 25 to 35 evaluations during finetuning, chosen on these same "
+        "questions, as in the paper; this favours curves that fluctuate. All shares are tested on the same questions. "
+        "A rare pair's phrase is one of the universal ones; with its own phrase it is never extracted. GPT-2 sweeps M "
+        "twice. The second sweep has K = 1, so that no other phrase compensates for one that finetuning does not "
+        "cover, and more pairs, since with few pairs it extracts almost nothing at any M.",
         figure_2_cells,
         run,
         figure_2_panels,
@@ -248,10 +250,10 @@ FIGURES = (
     PaperFigure(
         "xu-chen-steps",
         "Xu & Chen 2025, appendix D, Figure 6",
-        "Accuracy on pairs not finetuned along finetuning far beyond what its loss needs. The best step is chosen on "
-        "the other seeds, so that the difference to the end is not positive by the choice alone. In the one-layer "
-        "model rates of 0.1 and 0.3 do not lower it either, and a rate of 1, above those of pretraining, lost one and "
-        "three of 36 questions in 16000 steps on two other seeds.",
+        "Accuracy on pairs not finetuned, during finetuning far beyond convergence of its loss. The best step is "
+        "chosen on the other seeds, so that the choice does not bias the difference to the end. In the one-layer "
+        "model, rates of 0.1 and 0.3 do not lower accuracy either; a rate of 1, above those of pretraining, lost one "
+        "and three of 36 questions in 16000 steps on two other seeds.",
         steps_cells,
         run,
         steps_panels,

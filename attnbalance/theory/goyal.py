@@ -237,9 +237,9 @@ def _moved_odds(model: ContextModel, trained: Points, tests: Points, rate: float
     s(x + d) - s(x) = s(x + d) s(-x) (1 - exp(-d)) of the logistic function s keeps them.
     """
     tokens, r = model.embeddings.tokens[0], model.embeddings.tokens[0, :, -1]
-    apart = tokens[:, tests.context] - tokens[:, tests.subject]
-    x = apart.T @ (model.W_KQ[0] @ r)
-    d = apart.T @ (rate * attention_descent(model, trained)[0] @ r)
+    difference = tokens[:, tests.context] - tokens[:, tests.subject]
+    x = difference.T @ (model.W_KQ[0] @ r)
+    d = difference.T @ (rate * attention_descent(model, trained)[0] @ r)
     more_context = torch.sigmoid(x + d) * torch.sigmoid(-x) * -torch.expm1(-d)
     ahead = model.values[0][tests.context] - model.values[0][tests.stored]
     every = torch.arange(len(tests))

@@ -75,5 +75,5 @@ def test_too_few_films_and_too_many_phrasings_cannot_be() -> None:
 
 
 def test_a_source_with_too_few_films_is_refused(facts: str) -> None:
-    with pytest.raises(DataError, match="250 films with a director are needed, .* has 45"):
+    with pytest.raises(DataError, match="at least 250 films with a director, .* has 45"):
         POPQA.run(POPQA.cells("small", [0], facts)[0].settings)

@@ -84,7 +84,7 @@ def test_a_claim_is_reversed_where_what_it_says_is(results: Mapping[str, list[Ce
         replace(result, settings={**result.settings, "arm": arm}) for result, arm in zip(original, arms, strict=True)
     ]
     before, after = ({claim.says: claim for claim in GOYAL_THM1.claims(chosen)} for chosen in (original, swapped))
-    says = "Training on C points only mitigates it"
+    says = "Training on C points only mitigates the inversion"
     assert (before[says].verdict, after[says].verdict) == (SEEN, REVERSED)
     assert after[says].values == tuple(-value for value in before[says].values)
 

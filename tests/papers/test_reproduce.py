@@ -124,7 +124,7 @@ def test_a_figure_whose_facts_cannot_be_had_raises_alone_and_is_told_among_other
 @pytest.mark.parametrize(
     ("names", "options", "message"),
     [
-        (["third"], {}, "no figure 'third'; there are all, first, second, real"),
+        (["third"], {}, "no figure 'third'; choose from all, first, second, real"),
         ([], {}, "no figure"),
         (["all"], {"scale": "huge"}, "`scale` must be small or paper.*got 'huge', 5 and 1"),
         (["all"], {"seeds": 1}, "`seeds` at least 2.*got 'small', 1 and 1"),
@@ -259,5 +259,5 @@ def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own() -> None:
 def test_a_wrong_name_on_the_command_line_lists_the_figures_and_exits_with_2(tmp_path: Path) -> None:
     done = subprocess.run(command(tmp_path / "out", "fig2"), capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert "no figure 'fig2'; there are all, ghosal-fig2a" in done.stderr
+    assert "no figure 'fig2'; choose from all, ghosal-fig2a" in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 
 from attnbalance.errors import DataError, DivergenceError
 from attnbalance.papers.extraction import written
-from attnbalance.papers.small_gpt2 import IGNORED, make_gpt2, next_token, train_gpt2, weighted_loss
+from attnbalance.papers.small_gpt2 import IGNORED, Training, make_gpt2, next_token, train_gpt2, weighted_loss
 from attnbalance.theory.sentences import make_sentences
 
 
@@ -35,7 +36,7 @@ def test_gpt2_has_no_positions_and_learns_its_sentences() -> None:
     model = make_gpt2(sentences.tokens, layers=1, d_model=32, heads=2)
     seen: list[int] = []
     trained = train_gpt2(
-        model, ids, labels, weights, steps=200, rate=5e-3, weight_decay=0.1, observe=lambda t, _: seen.append(t)
+        model, ids, labels, weights, Training(200, 5e-3, weight_decay=0.1), lambda t, _: seen.append(t)
     )
     assert seen == list(range(1, 201))
     assert float(trained.transformer.wpe.weight.detach().abs().max()) == 0
@@ -52,7 +53,7 @@ def test_training_is_plain_adamw_on_sequences_drawn_with_the_seed() -> None:
     ids = torch.randint(7, (9, 4), generator=generator)
     labels, weights = ids.masked_fill(ids == 3, IGNORED), torch.rand(9, generator=generator)
     model = make_gpt2(7, layers=1, d_model=8, heads=2)
-    trained = train_gpt2(model, ids, labels, weights, steps=4, rate=0.01, weight_decay=0.1, batch=5, seed=2)
+    trained = train_gpt2(model, ids, labels, weights, Training(4, 0.01, weight_decay=0.1, batch=5, seed=2))
     by_hand = copy.deepcopy(model)
     matrices = [parameter for parameter in by_hand.parameters() if parameter.requires_grad]
     optimizer, drawn = torch.optim.AdamW(matrices, lr=0.01, weight_decay=0.1), torch.Generator().manual_seed(2)
@@ -77,7 +78,10 @@ def test_impossible_sizes_rates_and_losses_are_refused() -> None:
     with pytest.raises(DataError):
         make_gpt2(5, d_model=10, heads=4)
     model, ids = make_gpt2(5, layers=1, d_model=8, heads=2), torch.zeros(2, 3, dtype=torch.long)
-    with pytest.raises(DataError):
-        train_gpt2(model, ids, ids, torch.ones(2), steps=1, rate=0.0)
+    for steps, rate in ((1, 0.0), (1, math.nan), (1, math.inf), (0, 0.1)):
+        with pytest.raises(DataError, match="steps must be >= 1 and the rate finite and > 0"):
+            Training(steps, rate)
+    with pytest.raises(DataError, match="must be labelled"):
+        train_gpt2(model, ids, torch.full_like(ids, IGNORED), torch.ones(2), Training(1, 0.1))
     with pytest.raises(DivergenceError):
-        train_gpt2(model, ids, ids, torch.full((2,), torch.inf), steps=1, rate=0.1)
+        train_gpt2(model, ids, ids, torch.full((2,), torch.inf), Training(1, 0.1))

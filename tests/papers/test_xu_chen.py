@@ -45,7 +45,7 @@ def test_trends_of_figure_2_are_read_off_its_sweeps() -> None:
     assert claims[4].values == pytest.approx((0.45,) * 3)
     assert claims[5].values == pytest.approx((0.112,) * 3)
     assert claims[6].values == pytest.approx((0.056,) * 3)
-    assert claims[6].says == f"{claims[5].says}, where K = 1 and pairs are 150"
+    assert claims[6].says == f"{claims[5].says}, with K = 1 and 150 pairs"
     panels = FIGURES["xu-chen-fig2"].panels(results)
     assert [panel.series[0].x for panel in panels] == [(1, 2, 4), (0.05, 0.2, 0.5), (16, 64, 128), (16, 64, 128)]
     assert panels[0].series[3].y[-1].mean == pytest.approx(0.4 + 0.2 - 0.064 + 0.001)
