@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
@@ -16,6 +17,13 @@ WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "LAO", "KHMER
 CODE_LENGTH = 2
 """Longest answer in capitals that is a code ("US", "IT"). A code matches only in capitals."""
 
+PLAIN = str.maketrans(dict.fromkeys("‘’‚‛ʼʻ", "'") | dict.fromkeys("“”„‟«»", '"') | {"−": "-"})  # noqa: RUF001
+"""Typographic quotes, apostrophes and the minus sign, and the plain characters that they are compared as."""
+
+NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:(?<![\w.])\.)?\d+(?:[.,/⁄]\d+)*")  # noqa: RUF001
+"""A number, which an answer matches whole: "-5", ".5", "3.14", "19,000", "1/2". The hyphen in "1990-1995" and "COVID-19"
+is not a sign."""
+
 
 def check_scoring(scoring: str) -> None:
     """Raise `DataError` for a scoring that is not one of `SCORINGS`."""
@@ -27,9 +35,11 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     """Whether an output contains one of the answers; empty answers never match.
 
     "whole-words": the output's first non-empty line contains an answer as whole words, ignoring case. A word is a run
-    of letters, digits and marks (Unicode). Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate
-    words, so they match anywhere. Codes of one or two capitals ("US", "IT") match only in capitals, or every "it" would
-    be Italy.
+    of letters, digits and marks (Unicode); a number keeps its minus sign, decimal point, commas and fraction line, so
+    that 5 is not found in "-5", ".5" or "5/8". Curly quotes and apostrophes equal plain ones. Chinese, Japanese,
+    Korean, Thai, Lao, Khmer and Burmese do not separate words, so they match anywhere. Codes of one or two capitals
+    ("US", "IT") match only in capitals, or every "it" would be Italy. What the line says about the answer is not read:
+    "Not Paris, but Lyon" contains Paris.
 
     "containment": the output contains an answer anywhere, both lower-cased and stripped (Ghosal et al. 2024, B.2). The
     paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer
@@ -53,11 +63,7 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
 def _holds(line: str, answer: str) -> bool:
     code = len(answer.strip()) <= CODE_LENGTH and answer.strip().isupper()
     given, wanted = _normalised(line, code), _normalised(answer, code)
-    return any(
-        _ends_word(given[:start], given[start:])
-        and _ends_word(given[: start + len(wanted)], given[start + len(wanted) :])
-        for start in _starts(given, wanted)
-    )
+    return any(_ends_word(given, start) and _ends_word(given, start + len(wanted)) for start in _starts(given, wanted))
 
 
 def _starts(text: str, part: str) -> Iterator[int]:
@@ -67,23 +73,18 @@ def _starts(text: str, part: str) -> Iterator[int]:
         start = text.find(part, start + 1)
 
 
-def _ends_word(left: str, right: str) -> bool:
-    """Whether a word can end between two adjacent texts."""
-    if not left or not right:
+def _ends_word(text: str, index: int) -> bool:
+    """Whether a word can end or begin before the character at `index`."""
+    if index in (0, len(text)):
         return True
-    before, after = left[-1], right[0]
-    if _in_number(left, right) or _in_number(left[:-1], left[-1:] + right):
+    if any(number.start() < index < number.end() for number in NUMBER.finditer(text)):
         return False
+    before, after = text[index - 1], text[index]
     if unicodedata.category(after)[0] == "M":
         return False  # a mark belongs to the letter before it
     if not (_in_word(before) and _in_word(after)):
         return True
     return _runs_on(before) or _runs_on(after)
-
-
-def _in_number(left: str, right: str) -> bool:
-    """Whether the texts split a number at its point or comma: "3" and ".14"."""
-    return bool(left[-1:].isdigit() and right[:1] in ".," and right[1:2].isdigit())
 
 
 def _in_word(character: str) -> bool:
@@ -95,6 +96,6 @@ def _runs_on(character: str) -> bool:
 
 
 def _normalised(text: str, keep_case: bool) -> str:
-    composed = unicodedata.normalize("NFKC", text)
+    composed = unicodedata.normalize("NFKC", text).translate(PLAIN)
     folded = composed if keep_case else unicodedata.normalize("NFKC", composed.casefold())
     return " ".join(folded.split())
