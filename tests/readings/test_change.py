@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Glm4MoeConfig, PreTrainedModel
 from attnbalance import HookedModel, load_model
 from attnbalance.data.batches import PromptBatch
 from attnbalance.data.prompts import make_prompts
-from attnbalance.errors import DataError, ModelError
+from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.weights import PARTS
 from attnbalance.readings import change as change_module
@@ -445,3 +445,12 @@ def test_models_whose_tokenizers_give_other_ids_are_refused(answer_tokens: Answe
     assert first.tokenizer.get_vocab() == other.tokenizer.get_vocab()
     with pytest.raises(DataError, match="different tokenizers"):
         read_change(first, other, answer_tokens)
+
+
+def test_prompts_longer_than_the_positions_of_either_model_are_refused(answer_tokens: AnswerTokens) -> None:
+    before, after = hooked(tiny_model("llama")), hooked(perturbed(tiny_model("llama"), ("qk",)))
+    longest = max(len(encoding.ids) for encoding in answer_tokens.encodings)
+    for limits in ((longest, longest - 1), (longest - 1, None)):
+        models = [replace(model, max_positions=n) for model, n in zip((before, after), limits, strict=True)]
+        with pytest.raises(BadRowsError, match=f"longer than the model's {longest - 1} positions"):
+            read_change(*models, answer_tokens)
