@@ -1,4 +1,4 @@
-"""Table 3 of Xu & Chen (2025): what its cells hold, and how its claims are judged."""
+"""Table 3 of Xu & Chen (2025): the values of its cells and the verdicts on its claims."""
 
 from __future__ import annotations
 

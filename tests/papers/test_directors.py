@@ -1,4 +1,4 @@
-"""PopQA's directors: what is exact match, what is finetuned on, and what is refused."""
+"""PopQA's directors: labels, exact match against greedy generation, panels, claims and refused sources."""
 
 from __future__ import annotations
 

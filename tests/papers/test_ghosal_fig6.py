@@ -1,4 +1,4 @@
-"""Figure 6: what a cell holds, recomputed by dense steps, and its claims."""
+"""Figure 6: a cell's values against dense gradient descent, and the claims."""
 
 from __future__ import annotations
 

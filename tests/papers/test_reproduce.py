@@ -1,4 +1,4 @@
-"""Reproducing figures: cells run once, a killed run goes on, processes change nothing, and what is refused."""
+"""Reproducing figures: cells run once, an interrupted run resumes, processes change no result, bad input is refused."""
 
 from __future__ import annotations
 

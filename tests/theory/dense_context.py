@@ -14,7 +14,7 @@ from attnbalance.theory.context_points import Points, Scalars, Vocabulary, lay_o
 
 
 def dense_attention(model: ContextModel, W_KQ: Tensor, c: int, s: int) -> tuple[list[int], Tensor]:
-    """The tokens of a point and what r attends to; c below 0 is no context, minus infinity for r leaves it out."""
+    """The keys of a point and r's attention on them; c < 0 means no context; self_score -inf excludes r."""
     r = model.vocabulary.relation
     tokens = [token for token in (c, s) if token >= 0] + ([r] if model.self_score > -math.inf else [])
     phi = model.embeddings.tokens[0]
@@ -72,7 +72,7 @@ class Instance:
 
 @st.composite
 def instances(draw: st.DrawFn, *, widest: float = 0.98, more: int = 0) -> Instance:
-    """Instances in which memory leads the context by at most `widest` times what the context leads chance.
+    """Instances in which memory's lead over the context is at most `widest` times the context's lead over chance.
 
     There are at least `more` more C than C+S points.
     """

@@ -28,14 +28,14 @@ def trained(model: ContextModel, points: Points) -> tuple[ContextModel, Points]:
 
 
 def noisy(instance: Instance, self_score: float = -math.inf, size: float = 1.0) -> tuple[ContextModel, Points]:
-    """W_KQ away from what the assumptions say."""
+    """An instance with a random W_KQ, which violates Assumption 5."""
     model, points = instance.build(self_score=self_score)
     noise = torch.randn(model.W_KQ.shape, generator=torch.Generator().manual_seed(instance.seed), dtype=torch.float64)
     return replace(model, W_KQ=size * noise), points
 
 
 def jittered(instance: Instance) -> tuple[ContextModel, Points]:
-    """Facts that are memorised unequally well, against Assumption 6."""
+    """Facts with different memory strengths, which violates Assumption 6."""
     model, points = instance.build()
     deltas = torch.linspace(instance.delta_M, 0.99, len(points), dtype=torch.float64)[None]
     scalars = replace(Scalars.same(0.5, instance.delta_C, instance.o_c, instance.o_r), delta_memory=deltas)
@@ -49,7 +49,7 @@ def says(outcome: Outcome) -> None:
 
 
 def fails(outcome: Outcome, *dropped: str) -> None:
-    """The conclusion is false, and of the assumptions exactly those that begin so are not met."""
+    """The conclusion is false, and exactly the assumptions with these beginnings are not met."""
     assert not outcome.holds, outcome
     assert not outcome.refuted
     missing = [name for name, met in outcome.assumptions.items() if not met]
@@ -59,13 +59,13 @@ def fails(outcome: Outcome, *dropped: str) -> None:
 
 
 def dense_pulls(model: ContextModel, points: Points) -> tuple[float, float]:
-    """theta_S and theta_C against -grad by W_KQ, by automatic differentiation of the naive forward pass."""
+    """theta_S^T G phi(r) and theta_C^T G phi(r), by automatic differentiation of the naive forward pass."""
     along = dense_descent(model, points)[1] @ model.embeddings.tokens[0, :, -1]
     return float(model.embeddings.theta_S[0] @ along), float(model.embeddings.theta_C[0] @ along)
 
 
 def printed_lead(instance: Instance) -> tuple[float, float]:
-    """m_C and m_C+S by hand: the softmax over the answer, the other answers, r and the subjects."""
+    """m_C and m_C+S from the softmax over the answer, the other answers, r and the subjects."""
     own, memory = (math.log(delta / (1 - delta)) for delta in (instance.delta_C, instance.delta_M))
     others = (instance.answers - 1) * math.exp(instance.o_c) + math.exp(instance.o_r) + instance.subjects
     own, memory = own + math.log(others), memory + math.log(others)

@@ -99,12 +99,12 @@ def test_a_step_is_the_same_however_the_values_lie_in_memory(world: Triples, mod
 
 
 @pytest.mark.parametrize("rate", [-1.0, float("nan"), float("inf"), torch.tensor([1.0, -1.0, 1.0])])
-def test_rates_that_cannot_be_are_refused(world: Triples, model: AttentionOnly, rate: float | Tensor) -> None:
+def test_negative_or_non_finite_rates_are_refused(world: Triples, model: AttentionOnly, rate: float | Tensor) -> None:
     with pytest.raises(DataError, match="learning rates must be finite and >= 0"):
         model.step(world.drawn(2, generators()), 1.0, rate)
 
 
-def test_a_loss_that_float32_has_no_probability_for_is_large_and_finite(world: Triples) -> None:
+def test_a_loss_is_finite_if_the_probability_underflows_float32(world: Triples) -> None:
     far = torch.zeros(len(SEEDS), world.tokens, world.tokens)
     far[:, 0] = 1000.0  # all prompts favour token 0
     model, drawn = AttentionOnly(far, torch.zeros_like(far)), world.drawn(2, generators())

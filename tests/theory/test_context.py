@@ -41,7 +41,7 @@ USUAL = Instance(4, 3, 12, 20, 0.7, 0.3, 1.0, 0.5, seed=1)
 
 
 def noisy(instance: Instance, self_score: float = -math.inf) -> tuple[ContextModel, Points]:
-    """W_V and W_KQ away from what the assumptions say."""
+    """An instance with noise on W_V and W_KQ, which violates Assumptions 5 and 6."""
     model, points = instance.build(self_score=self_score)
     noise = torch.Generator().manual_seed(instance.seed)
     W_V, W_KQ = (W + torch.randn(W.shape, generator=noise, dtype=W.dtype) for W in (model.W_V, model.W_KQ))

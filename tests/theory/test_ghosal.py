@@ -41,7 +41,7 @@ def worlds(draw: st.DrawFn) -> Triples:
 
 
 def sharing_answers(seed: int) -> Triples:
-    """A world where relations share their answers, as the statement of A.1 allows."""
+    """A world in which relations share answers, as the statement of A.1 allows."""
     world = make_triples([seed], subjects=8, relations=3, answers=4)
     drawn = torch.randint(4, (1, 8, 3), generator=torch.Generator().manual_seed(seed))
     return replace(world, answer=8 + 2 * 3 + drawn)
@@ -64,14 +64,14 @@ def test_theorem_a1_fails_where_relations_share_answers() -> None:
 
 
 def test_theorem_a1_itself_needs_no_such_condition() -> None:
-    """Where relations share answers another model memorises all facts, with an attention of its own for each."""
+    """If relations share answers, another model memorises all facts, with separate attention for each fact."""
     for seed in range(20):
         world = sharing_answers(seed)
         facts, x = world.examples(), torch.linspace(0.5, 2, 4, dtype=torch.float64)
         answers = torch.arange(world.tokens - 4, world.tokens)
         W_V = torch.full((1, world.tokens, world.tokens), -100.0, dtype=torch.float64)
         W_V[0, answers, :8] = -(x**2)[:, None]  # at a subject
-        W_V[0, answers, 8:11] = x[:, None]  # at a relation: the mix is largest where x is (1 - Att) / (2 Att)
+        W_V[0, answers, 8:11] = x[:, None]  # at a relation: the mix is largest at x = (1 - Att) / (2 Att)
         W_KQ = torch.zeros_like(W_V)
         W_KQ[0, facts.subject[0], facts.query[0]] = torch.logit(1 / (1 + 2 * x[facts.answer[0] - answers[0]]))
         assert bool(AttentionOnly(W_V, W_KQ).correct(facts).all())

@@ -123,7 +123,7 @@ def test_proposition_1_has_no_second_phase_at_a_small_learning_rate() -> None:
 
 
 def test_proposition_1_needs_even_attention() -> None:
-    # r looks at the subjects of C+S points and at the contexts of C points: the C points' pull is gone
+    # r attends to subjects in C+S points and to contexts in C points, so C points have no pull
     model, points = trained(*USUAL.build())
     tilt = torch.zeros(model.vocabulary.size, dtype=torch.float64)
     tilt[points.of(CRITICAL).context] = 20.0
@@ -221,7 +221,7 @@ def test_proposition_3_holds_in_the_corners() -> None:
 
 
 def moved(model: ContextModel, points: Points) -> Tensor:
-    """What one step of rate 1 by W_V adds to every v(i, y), by automatic differentiation."""
+    """The change of every v(i, y) in one step on W_V at rate 1, by automatic differentiation."""
     phi = model.embeddings.tokens[0]
     return phi.T @ dense_descent(model, points)[0] @ phi
 
@@ -318,7 +318,7 @@ def test_theorem_1_has_no_fall_at_a_small_learning_rate() -> None:
 
 
 def test_theorem_1_fails_for_a_context_of_training() -> None:
-    # a C point's own direction goes on rising where the shared one falls
+    # a C point's own direction keeps rising while the shared one falls
     model, points = USUAL.build()
     used = points.of(CRITICAL, OVERLAPPING, CONFLICT)
     context = torch.where(used.subject >= points.of(CONFLICT).subject[0], used.context[0], used.context)

@@ -1,4 +1,4 @@
-"""The probes for deep models equal the theory lab's closed forms where the deep model has one layer."""
+"""On a one-layer model the readings for deep models equal the closed forms of `attnbalance.theory`."""
 
 from __future__ import annotations
 

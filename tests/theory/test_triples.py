@@ -30,7 +30,7 @@ def world() -> Triples:
         ({"relations": 0}, "1 relation"),
     ],
 )
-def test_worlds_that_cannot_be_are_refused_by_name(wrong: dict, message: str) -> None:
+def test_impossible_worlds_are_refused_with_the_reason(wrong: dict, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make_triples(SEEDS, **({"subjects": 12, "relations": 3, "answers": 9} | wrong))
 
