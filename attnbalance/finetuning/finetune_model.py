@@ -43,7 +43,7 @@ class _Trainable:
     """The base, or the base with adapters."""
     frozen: FrozenWeights
     """Entries of partly trained weights that stay as they are."""
-    base_fingerprint: str
+    base_fingerprint: dict[str, str]
     """The fingerprint of the base's weights."""
     trained: str
     """Which weights are trained, in words."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,40 +21,59 @@ FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken",
 """Files of a model's folder that decide what it computes: weights, config, tokenizer, templates, code."""
 
 
-def fingerprint(model: Module) -> str:
-    """SHA-256 over the names and shapes of the base model's parameters, and up to 16 evenly spaced values of each.
+PRECISIONS = ("float64", "float32", "bfloat16", "float16")
+"""The dtypes of a fingerprint's checksums, no coarser one before a finer one."""
+CHUNK = 1 << 22
+"""Weights that are summed at a time."""
 
-    "HASH:VALUES", the values as bfloat16 in base64, for `same_weights` to compare: values rounded by another dtype
-    cannot be compared by hash. Adapter weights are left out and the parts of names that peft adds are removed, so that
-    a base has one fingerprint with and without adapters, on any device.
+
+def fingerprint(model: Module) -> dict[str, str]:
+    """A checksum of the base model's parameters as each of `PRECISIONS`, and under "dtype" the one that they have.
+
+    A checksum is SHA-256 over the names and shapes of the parameters and two sums of the bits of each, of which the
+    second weights a value by its position. Any edit of a single weight changes it, and the device does not. Adapter
+    weights are left out and the parts of names that peft adds are removed, so that a base has one fingerprint with and
+    without adapters.
     """
+    return {"dtype": _dtype(model)} | {precision: _checksum(model, precision) for precision in PRECISIONS}
+
+
+def has_fingerprint(model: Module, recorded: Mapping[str, str]) -> bool | None:
+    """Whether the base model has the weights that a fingerprint was taken from; each may have been loaded in any dtype.
+
+    Weights are compared in the coarser of the two dtypes. None if that cannot be known: bfloat16 and float16 do not
+    round alike.
+    """
+    own, other = _dtype(model), recorded.get("dtype", "")
+    if {own, other} == {"bfloat16", "float16"}:
+        alike = any(_checksum(model, precision) == recorded.get(precision) for precision in (own, other))
+        return True if alike else None
+    coarser = max(own, other, key=lambda dtype: PRECISIONS.index(dtype) if dtype in PRECISIONS else -1)
+    return coarser in PRECISIONS and _checksum(model, coarser) == recorded.get(coarser)
+
+
+def _dtype(model: Module) -> str:
+    """The dtype of most floating-point parameters of the base."""
+    sizes = Counter[str]()
+    for _, parameter in base_parameters(model):
+        if parameter.is_floating_point():
+            sizes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return sizes.most_common(1)[0][0] if sizes else ""
+
+
+def _checksum(model: Module, precision: str) -> str:
     import torch
 
-    digest, sampled = hashlib.sha256(), []
+    digest = hashlib.sha256()
     for name, parameter in sorted(base_parameters(model)):
-        flat = parameter.detach().flatten()
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
-        sampled.append(flat[:: max(1, flat.numel() // 16)][:16].to("cpu", torch.bfloat16))
-    values = torch.cat(sampled).view(torch.int16).numpy().tobytes()
-    return f"{digest.hexdigest()}:{base64.b64encode(values).decode()}"
-
-
-def same_weights(first: str, second: str) -> bool:
-    """Whether two fingerprints are of the same weights, each loaded in any dtype.
-
-    A value rounded to float16 first may round to the next bfloat16, up to 2^-7 of it away; float16 rounds its smallest
-    numbers by up to 2^-25. A single value that differs by more makes the weights different.
-    """
-    import torch
-
-    (names, _, values), (other_names, _, other_values) = first.partition(":"), second.partition(":")
-    if names != other_names:
-        return False
-    samples = [
-        torch.frombuffer(bytearray(base64.b64decode(encoded)), dtype=torch.bfloat16).float()
-        for encoded in (values, other_values)
-    ]
-    return torch.allclose(*samples, rtol=2**-7, atol=2**-24)
+        for start, values in enumerate(parameter.detach().flatten().split(CHUNK)):
+            rounded = values.to(getattr(torch, precision)) if values.is_floating_point() else values
+            bits = rounded.view({8: torch.int64, 4: torch.int32, 2: torch.int16}.get(rounded.itemsize, torch.uint8))
+            whole = bits.to(torch.int64)
+            weighted = whole * torch.arange(start * CHUNK + 1, start * CHUNK + 1 + len(whole), device=whole.device)
+            digest.update(f" {int(whole.sum())} {int(weighted.sum())}".encode())
+    return digest.hexdigest()
 
 
 def adapter_parameters(model: Module) -> set[int]:

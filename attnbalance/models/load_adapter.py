@@ -102,7 +102,7 @@ def _check_base(base: Module, adapter: str, base_path: str, made_for: str | None
 
     The base must not yet be wrapped by peft, which copies parameters.
     """
-    from attnbalance.models.fingerprint import fingerprint, same_weights
+    from attnbalance.models.fingerprint import has_fingerprint
 
     expected = read_json(Path(adapter) / MARKER).get("base_fingerprint")
     if expected is None:
@@ -110,7 +110,15 @@ def _check_base(base: Module, adapter: str, base_path: str, made_for: str | None
             warnings.warn(
                 shortened(f"adapter {adapter} was made for {made_for} and is loaded on {base_path}"), stacklevel=4
             )
-    elif not same_weights(expected, fingerprint(base)):
+    elif not isinstance(expected, dict) or (same := has_fingerprint(base, expected)) is False:
         raise ModelError(
             f"adapter {adapter} was made for another base ({made_for}): the weights of {base_path} differ from its"
+        )
+    elif same is None:
+        warnings.warn(
+            shortened(
+                f"whether {base_path} is the base of adapter {adapter} was not checked: it was recorded in another "
+                "16-bit dtype"
+            ),
+            stacklevel=4,
         )

@@ -16,20 +16,55 @@ from tiny import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM
 
 from attnbalance.files import seals
-from attnbalance.models.fingerprint import files_fingerprint, fingerprint, same_weights
+from attnbalance.models.fingerprint import files_fingerprint, fingerprint, has_fingerprint
+
+WEIGHTS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj")
 
 
 def test_an_adapter_and_a_coarser_dtype_leave_the_fingerprint_and_a_changed_weight_does_not() -> None:
     model = tiny_model("llama")
     own = fingerprint(model)
     for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        assert same_weights(fingerprint(tiny_model("llama").to(dtype)), own)
+        other = tiny_model("llama").to(dtype)
+        assert has_fingerprint(other, own)
+        assert has_fingerprint(model, fingerprint(other))
     config = LoraConfig(target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")  # pyright: ignore[reportArgumentType]
     assert fingerprint(get_peft_model(tiny_model("llama"), config)) == own
-    assert not same_weights(fingerprint(tiny_model("gpt2")), own)
+    assert has_fingerprint(tiny_model("gpt2"), own) is False
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight.mul_(1.01)
-    assert not same_weights(fingerprint(model), own)
+    assert has_fingerprint(model, own) is False
+
+
+def test_bfloat16_and_float16_are_the_same_weights_only_if_one_was_rounded_from_the_other() -> None:
+    whole = tiny_model("llama")
+    halves = {dtype: tiny_model("llama").to(dtype) for dtype in (torch.bfloat16, torch.float16)}
+    coarse = tiny_model("llama").to(torch.bfloat16).to(torch.float16)
+    assert has_fingerprint(coarse, fingerprint(halves[torch.bfloat16]))
+    assert has_fingerprint(halves[torch.bfloat16], fingerprint(coarse))
+    assert has_fingerprint(halves[torch.float16], fingerprint(halves[torch.bfloat16])) is None
+    assert has_fingerprint(whole, {"dtype": "nonsense"}) is False
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_edited_head_row_column_and_weight_changes_the_fingerprint(dtype: torch.dtype) -> None:
+    config = tiny_config("llama", hidden_size=64, num_attention_heads=16, num_key_value_heads=16)
+    model = AutoModelForCausalLM.from_config(config).to(dtype)
+    own = fingerprint(model)
+    q, o, down = (model.get_parameter(f"model.layers.1.{name}.weight") for name in WEIGHTS)
+    edits = [(q, slice(4 * head, 4 * head + 4)) for head in range(16)]
+    edits += [(o, (slice(None), slice(4 * head, 4 * head + 4))) for head in range(16)]
+    edits += [(down, (slice(None), slice(1, None))), (down, (3, 5)), (q, (63, 63)), (o, (0, 0))]
+    for weight, part in edits:
+        before = weight.detach().clone()
+        with torch.no_grad():
+            weight[part] = 0.0
+        assert has_fingerprint(model, own) is False
+        with torch.no_grad():
+            weight.copy_(before)
+    with torch.no_grad():
+        q[[0, 1]] = q[[1, 0]].clone()  # the same values in another order
+    assert has_fingerprint(model, own) is False
 
 
 @pytest.mark.parametrize(
