@@ -37,7 +37,8 @@ class Measured:
     recall: its answers; None if they were not asked for.
     examples: its attention rows on the example prompts.
     source: what was measured and how it was made, as JSON: model and adapter paths, dtype, attention implementation,
-        and the `attnbalance.json` of the run that made it, if any.
+        a hash of the prompts' tokens, the mean number of tokens of a subject, and the `attnbalance.json` of the run
+        that made it, if any.
     """
 
     label: str

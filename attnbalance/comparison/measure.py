@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 from attnbalance.comparison.comparison import ExampleRow, Measured
 from attnbalance.comparison.saved import load_measured, save_measured
@@ -156,6 +157,8 @@ def _measure(
         "type": type(base_of(model.model)).__name__,
         "dtype": str(base_of(model.model).dtype).removeprefix("torch."),
         "kernel": model.kernel,
+        "tokens_sha256": _tokens_hash(prompts),
+        "subject_tokens": fmean(len(encoding.spans["subject"]) for encoding in prompts.encodings),
         "shortcuts_from": origin if settings.recall else None,
         "made_by": dict(spec.run) or None,
     }
@@ -163,6 +166,12 @@ def _measure(
     del model
     gc.collect()
     return measured
+
+
+def _tokens_hash(prompts: PromptSet) -> str:
+    """A hash of all prompts' tokens and spans, which models with the same tokenizer share."""
+    tokens = [(encoding.ids, sorted(encoding.spans.items())) for encoding in prompts.encodings]
+    return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
 def _examples(model: HookedModel, prompts: Sequence[Prompt]) -> tuple[ExampleRow, ...]:

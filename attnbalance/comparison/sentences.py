@@ -55,6 +55,7 @@ def headline(comparison: Comparison) -> str:
         else:
             link = LINKS.get((accuracy.kind, reading.kind), "; ").format(title=title)
             text = f"{accuracy.text}{link}{reading.text} ({n} in all){_overall(comparison, accuracy)}"
+        text += _tokens_note(comparison, *comparison.pair)
     return f"{text}{f'; {comparison.caveat}' if comparison.caveat else ''}."
 
 
@@ -70,7 +71,8 @@ def difference_sentence(comparison: Comparison, title: str | None = None) -> str
     if comparison.pair is None:
         return ""
     text = _reading_clause(comparison, title or comparison.titles[0], *comparison.pair).text
-    return f"{text if text.startswith(comparison.pair) else text[:1].upper() + text[1:]}."
+    text = text if text.startswith(comparison.pair) else text[:1].upper() + text[1:]
+    return f"{text}{_tokens_note(comparison, *comparison.pair)}."
 
 
 def accuracy_sentence(comparison: Comparison) -> str:
@@ -191,6 +193,18 @@ def _reading_clause(comparison: Comparison, title: str, lower: str, higher: str)
     if not others:
         return _Clause(degree, text, lower, higher)
     return _Clause("both", f"{text}, but {opposite} {_where(difference, a, b, others)}", lower, higher)
+
+
+def _tokens_note(comparison: Comparison, a: str, b: str) -> str:
+    """What to keep in mind where the two models' tokenizers split the prompts differently."""
+    first, second = (comparison[label].source for label in (a, b))
+    if first.get("tokens_sha256") == second.get("tokens_sha256"):
+        return ""
+    sizes = " and ".join(f"{source.get('subject_tokens', math.nan):.1f}" for source in (first, second))
+    return (
+        f"; note that {a} and {b} split these prompts into different tokens (a subject into {sizes} on average), which "
+        "alone changes attention"
+    )
 
 
 def _where(difference: Curve, lower: Curve, higher: Curve, indices: Sequence[int]) -> str:

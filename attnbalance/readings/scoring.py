@@ -21,8 +21,8 @@ PLAIN = str.maketrans(dict.fromkeys("‘’‚‛ʼʻ", "'") | dict.fromkeys("�
 """Typographic quotes, apostrophes and the minus sign, and the plain characters that they are compared as."""
 
 NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:(?<![\w.])\.)?\d+(?:[.,/⁄]\d+)*")  # noqa: RUF001
-"""A number, which an answer matches whole: "-5", ".5", "3.14", "19,000", "1/2". A hyphen as in "1990-1995" or "COVID-19"
-is no sign."""
+"""A number, which an answer matches whole: "-5", ".5", "3.14", "19,000", "1/2". The hyphen of "1990-1995" or
+"COVID-19" is not a sign."""
 
 
 def check_scoring(scoring: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import FACTS, tiny_config
+from tiny import FACTS, tiny_config, tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnbalance import FactSet
@@ -123,6 +124,16 @@ def test_a_refused_run_leaves_nothing_behind(specs: list[ModelSpec], tmp_path: P
     with pytest.raises(DataError, match="label 'a' is used for more than one model"):
         compare([specs[0], specs[0]], FactSet(FACTS), MeasureSettings(), tmp_path / "out")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_difference_between_two_tokenizers_is_said_to_be_one(specs: list[ModelSpec], tmp_path: Path) -> None:
+    facts, other = FactSet(FACTS), tmp_path / "other"
+    assert "different tokens" not in compare(specs, facts, MeasureSettings(), tmp_path / "alike")
+    shutil.copytree(specs[0].model, other)
+    tiny_tokenizer("metaspace").save_pretrained(other)
+    assert "different tokens" in compare(
+        [specs[0], ModelSpec("c", str(other))], facts, MeasureSettings(), tmp_path / "out"
+    )
 
 
 def test_a_missing_adapter_is_refused_before_another_model_is_measured(specs: list[ModelSpec], tmp_path: Path) -> None:

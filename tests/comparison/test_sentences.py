@@ -182,3 +182,17 @@ def test_smaller_sentences_hold_the_numbers_of_their_section():
 def test_two_models_that_answer_nothing_right_are_said_to():
     text = headline(a_comparison(LESS, {"top": [False] * N, "bottom": [False] * N}))
     assert text.startswith("neither top nor bottom answers any of the most popular fifth of questions right (n = 8)")
+
+
+def test_models_that_split_the_prompts_differently_are_said_to():
+    made = a_comparison({"top": [0.5, 0.5], "bottom": [0.3, 0.5]})
+    for text in (headline(made), difference_sentence(made)):
+        assert "different tokens" not in text
+    sources = ({"tokens_sha256": "a", "subject_tokens": 3.0}, {"tokens_sha256": "b", "subject_tokens": 8.04})
+    split = replace(
+        made, measured=tuple(replace(m, source=source) for m, source in zip(made.measured, sources, strict=True))
+    )
+    note = "top and bottom split these prompts into different tokens (a subject into 3.0 and 8.0 on average)"
+    for text in (headline(split), difference_sentence(split)):
+        assert note in text
+        assert text.endswith(".")
