@@ -59,7 +59,8 @@ def in_form(
     """Ask for the prompts' facts in another of `FORMS`, up to the answer.
 
     Few-shot puts `SHOTS` answered questions before each question, drawn once for each relation from `shots_from` (by
-    default from the prompts themselves). Raises `DataError` for a relation with too few others.
+    default from the prompts themselves). They are about different subjects, none of them the one asked about: the same
+    fact in other words would give its answer away. Raises `DataError` for a relation with too few subjects.
     """
     if form == "question":
         return list(prompts)
@@ -70,15 +71,18 @@ def in_form(
     rng, shots = random.Random(seed), dict[str, list[Prompt]]()  # noqa: S311
     for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
         others = [prompt for prompt in shots_from or prompts if prompt.fact.relation == relation]
-        if len(others) <= SHOTS:
-            raise DataError(f"few-shot needs more than {SHOTS} facts of each relation; {relation!r} has {len(others)}")
-        shots[relation] = rng.sample(others, SHOTS + 1)
+        by_subject = {prompt.fact.subject: prompt for prompt in others}
+        if len(by_subject) <= SHOTS:
+            raise DataError(
+                f"few-shot needs more than {SHOTS} subjects of each relation; {relation!r} has {len(by_subject)}"
+            )
+        shots[relation] = rng.sample(list(by_subject.values()), SHOTS + 1)
     return [_after_shots(prompt, shots[prompt.fact.relation]) for prompt in prompts]
 
 
 def _after_shots(prompt: Prompt, shots: Sequence[Prompt]) -> Prompt:
-    """A prompt after answered ones; its own fact is left out of these."""
-    used = [shot for shot in shots if shot.fact != prompt.fact][:SHOTS]
+    """A prompt after answered ones; those about its own subject are left out."""
+    used = [shot for shot in shots if shot.fact.subject != prompt.fact.subject][:SHOTS]
     prefix = "".join(f"{shot.text} {shot.fact.answer}\n\n" for shot in used)
     spans = {role: (start + len(prefix), end + len(prefix)) for role, (start, end) in prompt.spans.items()}
     return replace(prompt, text=prefix + prompt.text, spans=spans)

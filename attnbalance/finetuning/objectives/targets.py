@@ -22,9 +22,9 @@ def add_targets(
 ) -> list[Example]:
     """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
 
-    Raises `DataError` for examples without prompts and for relations with too few facts for few shots, `BadRowsError`
-    for labels that cannot follow another form: the tokenizer splits the answer differently there, or they do not begin
-    with an accepted answer.
+    Raises `DataError` for examples without prompts and for relations with too few subjects for few shots,
+    `BadRowsError` for labels that cannot follow another form: the tokenizer splits the answer differently there, or
+    they do not begin with an accepted answer.
 
     Args:
         examples: What to add numbers to; examples must have prompts.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from base_oracle import (
@@ -54,10 +56,42 @@ def test_the_shots_are_drawn_once_a_relation_by_the_seed() -> None:
         assert max(leads.count(lead) for lead in leads) >= len(TOWNS) - SHOTS
 
 
-def test_few_shot_needs_more_facts_than_shots() -> None:
-    with pytest.raises(DataError, match="few-shot needs more than 4 facts of each relation; 'sport' has 4"):
+@pytest.mark.parametrize(
+    ("seed", "cities", "sports"),
+    [
+        (0, "Gus Dee Fay Bo", "Dee Bo Cyd Ann"),
+        (1, "Bo Eve Cyd Fay", "Dee Bo Cyd Ann"),
+        (2, "Gus Fay Eve Bo", "Bo Cyd Ann Dee"),
+    ],
+)
+def test_facts_of_one_wording_each_keep_the_shots_of_published_results(seed: int, cities: str, sports: str) -> None:
+    prompts = in_form("few-shot", make_prompts([*TOWNS, *SPORTS]), seed)
+    for prompt, names in ((prompts[0], cities), (prompts[-1], sports)):
+        shots = prompt.text.split("\n\n")[:-1]
+        assert [name for shot in shots for name in NAMES if {name, f"{name}?"} & set(shot.split())] == names.split()
+
+
+def test_no_shot_is_about_the_subject_asked_about_in_any_wording() -> None:
+    other_words = [replace(fact, question=f"In which city is {fact.subject}?") for fact in TOWNS]
+    prompts = make_prompts([*TOWNS, *other_words])
+    for seed in range(20):
+        for few_shot in (in_form("few-shot", prompts, seed), in_form("few-shot", prompts[:7], seed, prompts[7:])):
+            for prompt in few_shot:
+                *shots, last = prompt.text.split("\n\n")
+                subjects = [name for shot in shots for name in NAMES if f" {name}?" in shot]
+                assert len(set(subjects)) == len(shots) == SHOTS
+                assert prompt.fact.subject not in subjects
+                assert prompt.fact.question is not None
+                assert prompt.fact.question in last
+
+
+def test_few_shot_needs_more_subjects_than_shots() -> None:
+    with pytest.raises(DataError, match="few-shot needs more than 4 subjects of each relation; 'sport' has 4"):
         in_form("few-shot", make_prompts([*TOWNS, *SPORTS[:4]]))
     assert len(in_form("few-shot", make_prompts(SPORTS))) == 5
+    twice = [*SPORTS[:4], *(replace(fact, question=f"Which sport does {fact.subject} play?") for fact in SPORTS[:4])]
+    with pytest.raises(DataError, match="'sport' has 4"):
+        in_form("few-shot", make_prompts(twice))
 
 
 @pytest.mark.parametrize("native", [False, True])

@@ -91,7 +91,7 @@ def test_few_shots_of_other_facts_are_training_facts() -> None:
     assert last == prompts[0].text
     assert set(shots) < {f"{other.text} {other.fact.answer}" for other in prompts[1:]}
     assert len(set(shots)) == SHOTS
-    with pytest.raises(DataError, match="few-shot needs more than 4 facts of each relation; 'city' has 4"):
+    with pytest.raises(DataError, match="few-shot needs more than 4 subjects of each relation; 'city' has 4"):
         in_form("few-shot", prompts[:1], shots_from=prompts[1:5])
 
 
