@@ -132,13 +132,16 @@ class FactSet:
     def most_frequent_answers(self) -> dict[str, tuple[str, ...]]:
         """For each relation, all accepted forms of its most frequent first answer; of equally frequent ones, the first.
 
-        The forms are those of the first fact with that answer.
+        The forms are the answers that all facts with that first answer accept, in the order of the first such fact: a
+        merged fact (see `merged`) also accepts answers of other entities.
         """
         result: dict[str, tuple[str, ...]] = {}
         for relation in self.relations:
             facts = [fact for fact in self.facts if fact.relation == relation]
             top = Counter(fact.answer for fact in facts).most_common(1)[0][0]
-            result[relation] = next(fact.answers for fact in facts if fact.answer == top)
+            accepted = [fact.answers for fact in facts if fact.answer == top]
+            shared = set(accepted[0]).intersection(*accepted)
+            result[relation] = tuple(answer for answer in accepted[0] if answer in shared)
         return result
 
     def merged(self) -> FactSet:

@@ -80,9 +80,23 @@ def test_the_most_frequent_answer_of_a_relation_brings_its_aliases_and_ties_go_t
         (
             Fact("a", "country", ("Peru",)),
             Fact("b", "country", ("Chile", "Republic of Chile")),
-            Fact("c", "country", ("Chile",)),
+            Fact("c", "country", ("Chile", "Republic of Chile")),
             Fact("d", "sport", ("golf",)),
             Fact("e", "sport", ("chess",)),
         )
     )
     assert facts.most_frequent_answers() == {"country": ("Chile", "Republic of Chile"), "sport": ("golf",)}
+
+
+def test_the_shortcut_accepts_no_answer_of_another_entity() -> None:
+    springfield = [Fact("Springfield", "country", (answer,)) for answer in ("USA", "Canada")]
+    cities = [Fact(f"city {i}", "country", ("USA",)) for i in range(9)]
+    facts = FactSet((*springfield, *cities)).merged()
+    assert facts[0].answers == ("USA", "Canada")
+    assert facts.most_frequent_answers() == {"country": ("USA",)}
+
+
+def test_the_shortcuts_forms_are_those_that_all_its_facts_accept_in_the_order_of_the_first() -> None:
+    accepted = [("USA", "Canada", "America", "US"), ("USA", "US", "America"), ("USA", "Peru", "America", "US")]
+    facts = FactSet(tuple(Fact(f"city {i}", "country", answers) for i, answers in enumerate(accepted)))
+    assert facts.most_frequent_answers() == {"country": ("USA", "America", "US")}
