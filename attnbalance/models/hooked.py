@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -70,6 +70,14 @@ class HookedModel:
                 f"{self.name} runs attention implementation {implementation!r}, set after it was loaded: its rows can "
                 f"be neither read nor edited; call set_attn_implementation({IMPLEMENTATION!r}), or load it again"
             )
+
+    def with_limits_of(self, other: HookedModel) -> HookedModel:
+        """This model with the stricter of both models' limits on batches, so that both can read them."""
+        alike_from, max_positions = (
+            min((limit for limit in limits if limit is not None), default=None)
+            for limits in ((self.alike_from, other.alike_from), (self.max_positions, other.max_positions))
+        )
+        return replace(self, alike_from=alike_from, max_positions=max_positions)
 
     def batches(
         self,

@@ -181,7 +181,7 @@ def _own_passes(
     models, editable = (before, after), before.editable and after.editable
     weights: dict[int, tuple[float, ...]] = {}
     own, carried = torch.zeros(2, len(answer_tokens)), torch.zeros(len(answer_tokens))
-    for indices, batch in _stricter(before, after).batches(answer_tokens.encodings, batch_size):
+    for indices, batch in before.with_limits_of(after).batches(answer_tokens.encodings, batch_size):
         (rows, logits) = zip(*(_forward(model, batch) for model in models), strict=True)
         weighted = weigh_by_probability(answer_tokens.at(indices), *logits)
         weights |= dict(zip(indices, weighted.weights or (), strict=True))
@@ -192,15 +192,6 @@ def _own_passes(
             carried[indices] += (own[i, indices] - margin) / (2 if i else -2)
     weighted = replace(answer_tokens, weights=tuple(weights[i] for i in range(len(answer_tokens))))
     return weighted, own, carried if editable else None
-
-
-def _stricter(before: HookedModel, after: HookedModel) -> HookedModel:
-    """The first model with the limits of both on batches."""
-    alike_from, max_positions = (
-        min((limit for limit in limits if limit is not None), default=None)
-        for limits in ((before.alike_from, after.alike_from), (before.max_positions, after.max_positions))
-    )
-    return replace(before, alike_from=alike_from, max_positions=max_positions)
 
 
 def _forward(model: HookedModel, batch: PromptBatch) -> tuple[Tensor, Float[Tensor, "prompt vocab"]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from attnbalance.arguments import expects
+from attnbalance.data.batches import batches, in_order
 from attnbalance.errors import DataError
 from attnbalance.models.forward import check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
@@ -22,26 +24,37 @@ def read_drift(
 ) -> Float[Tensor, " text"]:
     """For each text, the mean over its tokens of KL(base || model) between next-token predictions, in nats.
 
-    0 if no prediction changed. Texts are cut at the model's positions. Raises `DataError` for no texts, an empty text,
-    and models with different tokenizers.
+    0 if no prediction changed. Texts are cut at the models' positions. Raises `DataError` for no texts, an empty text,
+    models with different tokenizers, and a batch size below 1.
     """
     if not texts or not all(texts):
         raise DataError(f"drift needs at least one text, and no empty text, got {len(texts)} texts")
     check_tokenizers(model.tokenizer, base.tokenizer, texts)
-    drifts = []
-    for start in range(0, len(texts), batch_size):
-        ids = [
-            torch.tensor(text[: model.max_positions])
-            for text in model.tokenizer(list(texts[start : start + batch_size]), verbose=False)["input_ids"]
-        ]
-        if not all(len(text) for text in ids):
-            raise DataError("drift needs at least one token in each text")
+    both = model.with_limits_of(base)
+    tokenized = _tokenize(both, texts)
+    drifts, order = list[Tensor](), list(batches(tokenized, batch_size, both.alike_from))
+    for indices in order:
+        ids = [torch.tensor(tokenized[i].ids) for i in indices]
         batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=model.pad_id)
         mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(text) for text in ids], batch_first=True)
         before, after = (_log_probabilities(each, batch, mask) for each in (base, model))
         divergence = (before.exp() * (before - after.to(before.device))).sum(-1).cpu()
         drifts.append((divergence * mask).sum(-1) / mask.sum(-1))
-    return torch.cat(drifts)
+    return in_order(drifts, order)
+
+
+class _Tokens(NamedTuple):
+    """The tokens of a text."""
+
+    ids: tuple[int, ...]
+
+
+def _tokenize(model: HookedModel, texts: Sequence[str]) -> list[_Tokens]:
+    """The tokens of each text, cut at the model's positions."""
+    tokenized = model.tokenizer(list(texts), verbose=False)["input_ids"]
+    if not all(tokenized):
+        raise DataError("drift needs at least one token in each text")
+    return [_Tokens(tuple(ids[: model.max_positions])) for ids in tokenized]
 
 
 def _log_probabilities(model: HookedModel, ids: Tensor, mask: Tensor) -> Float[Tensor, "text position vocab"]:

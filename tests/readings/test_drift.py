@@ -8,9 +8,9 @@ from functools import cache
 
 import pytest
 import torch
-from tiny import POSITIONS, eager, tiny_model, tiny_tokenizer
+from tiny import GROUPED, POSITIONS, eager, tiny_model, tiny_tokenizer
 from torch.nn.functional import kl_div
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel
 
 from attnbalance import HookedModel
 from attnbalance.errors import DataError
@@ -85,6 +85,25 @@ def test_neither_batch_size_nor_order_changes_a_drift() -> None:
     assert len(set(whole)) == len(TEXTS)
 
 
+def test_company_does_not_change_a_drift_in_a_family_that_attends_otherwise_from_a_length_on() -> None:
+    rotation = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16}
+    rotation |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    special = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    config = Phi3Config(**GROUPED, **special, rope_parameters=rotation, original_max_position_embeddings=16)
+    torch.manual_seed(0)
+    plain = [AutoModelForCausalLM.from_config(config).eval() for _ in range(2)]
+    model, base = (hook(each, tiny_tokenizer("bos"), "phi3") for each in plain)
+    lengths = [len(model.tokenizer(text)["input_ids"]) for text in TEXTS]
+    assert model.alike_from == 16
+    assert min(lengths) < 16 < max(lengths)
+    for bounded in (model, replace(model, alike_from=None)):  # the base's own limit is enough
+        found = read_drift(bounded, base, TEXTS).tolist()
+        for text, value in zip(TEXTS, found, strict=True):
+            q, p = (log_probabilities(eager(each), text) for each in plain)
+            expected = float(kl_div(q, p, reduction="batchmean", log_target=True))
+            assert value == pytest.approx(expected, abs=1e-4)  # another rotation shows as 1e-2 to 1
+
+
 def test_texts_are_cut_at_the_models_positions() -> None:
     model, base, plain_model, plain_base = models("gpt2")
     text = "Who was the composer? " * 40
@@ -92,7 +111,10 @@ def test_texts_are_cut_at_the_models_positions() -> None:
     p, q = log_probabilities(plain_base, text), log_probabilities(plain_model, text)
     expected = float(kl_div(q, p, reduction="batchmean", log_target=True))
     assert len(p) == POSITIONS
-    assert read_drift(model, base, [text, "Rust"])[0].item() == pytest.approx(expected, abs=TOLERANCE)
+    assert read_drift(model, base, ["Rust", text])[1].item() == pytest.approx(expected, abs=TOLERANCE)
+    shorter = replace(base, max_positions=5)
+    first = float(kl_div(q[:5], p[:5], reduction="batchmean", log_target=True))
+    assert read_drift(model, shorter, [text])[0].item() == pytest.approx(first, abs=TOLERANCE)
 
 
 def test_models_stay_in_their_mode_and_get_no_gradients() -> None:
