@@ -47,8 +47,8 @@ for command in (demo, finetune, study, reproduce, curve, salience, explain):
 def main() -> None:
     """Run the command line.
 
-    Threads that wait for each other give up their core soon (libgomp reads the setting when torch is imported): on a
-    machine that does anything else besides, small models train several times faster, and on an idle one as fast.
+    Threads that wait for each other give up their core soon (libgomp reads the setting when torch is imported). On a
+    busy machine, small models then train several times faster; on an idle one, as fast as before.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     warnings.showwarning = show_warning

@@ -1,4 +1,4 @@
-"""The figures of a comparison beside its curves: the pair's difference, and accuracy by popularity."""
+"""The figures of a comparison other than its curves: the pair's difference, and accuracy by popularity."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Chosen:
 
 
 class FrozenWeights:
-    """Keeps the untrained entries of partly trained parameters bit-identical, whatever the optimizer does.
+    """Keeps the untrained entries of partly trained parameters bit-identical under any optimizer.
 
     Call `mask_gradients` after each backward pass, before gradients are clipped, and `restore` after each step of the
     optimizer. Parameters are looked up by name in the model that is passed, wrapped or not (DDP, FSDP2, compile). False

@@ -98,14 +98,14 @@ class BridgedModel:
     def before_norm(
         self, layer: int, norm: str, direction: Float[Tensor, "prompt d_model"]
     ) -> Float[Tensor, "prompt d_model"]:
-        """`direction` taken back through the norm behind a layer's attention or MLP (Gemma 2), at scale 1.
+        """`direction` taken back through the norm after a layer's attention or MLP (Gemma 2), at scale 1.
 
         `norm` is "ln1_post" (attention) or "ln2_post" (MLP). Without such a norm the direction is unchanged.
         """
         return self.norm(layer, norm).backward(direction, direction.new_ones(len(direction)))[0]
 
     def head_outputs(self, layer: int, values: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt d_model"]:
-        """What all heads of a layer write if they attend to one token alone, with any norm behind them at scale 1.
+        """What all heads of a layer write if they attend to one token alone, with any norm after them at scale 1.
 
         values: the token's values as the hook `attn.hook_v` gives them.
         """

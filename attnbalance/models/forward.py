@@ -122,7 +122,7 @@ def check_vocabulary(model: Module, input_ids: Tensor, name: str) -> None:
     if largest >= size:
         raise ModelError(
             f"token id {largest} is outside the {size} tokens of {name}: the tokenizer is another model's; "
-            "save this model's own beside its weights, or pass it as `tokenizer`"
+            "save this model's own in its folder, or pass it as `tokenizer`"
         )
 
 

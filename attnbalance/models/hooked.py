@@ -112,7 +112,7 @@ class HookedModel:
                     progress.update(len(indices))
 
     def _fitting(self, group: list[int], encodings: Sequence[Encoding], budgets: Sequence[int]) -> list[list[int]]:
-        """The group, or its prompts one by one if one's longest answer would need more positions beside the others."""
+        """The group, or its prompts one by one if the longest prompt with the longest answer has too many positions."""
         longest = max(len(encodings[i].ids) for i in group) + max((budgets[i] for i in group if budgets), default=0)
         return [group] if longest <= (self.max_positions or longest) else [[i] for i in group]
 

@@ -1,4 +1,4 @@
-"""Layer norms and RMS norms as linear maps at a fixed scale, whatever the family calls their parameters."""
+"""Layer norms and RMS norms as linear maps at a fixed scale, in every family alike."""
 
 from __future__ import annotations
 

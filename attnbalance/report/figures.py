@@ -93,7 +93,7 @@ def draw_points(
 
     Args:
         ax: The axes to draw on.
-        x: Where each share stands.
+        x: The x coordinate of each share.
         shares: The shares, from 0 to 1.
         index: The label's index among all labels of the figure, which decides colour and marker.
         label: The points' name in the legend.

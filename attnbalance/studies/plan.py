@@ -102,7 +102,7 @@ class Fit:
 
     @property
     def folder(self) -> str:
-        """Where its result stands, below the study's folder."""
+        """The folder of its result, in the study's folder."""
         return f"fits/{self.world}/seed-{self.seed}/{self.split}/{self.method}"
 
 

@@ -144,7 +144,7 @@ CITIES = FactSet(FACTS[:1] * 2 + FACTS[5:6] * 2)
 def test_ids_beyond_the_embedding_are_refused_by_salience_finetuning_and_rankings(beyond: Path, tmp_path: Path) -> None:
     out, message = (
         tmp_path / "out",
-        r"is outside the 420 tokens of .*save this model's own beside its weights, or pass it as `tokenizer`",
+        r"is outside the 420 tokens of .*save this model's own in its folder, or pass it as `tokenizer`",
     )
     with pytest.raises(ModelError, match=message):
         compare_salience([ModelSpec("a", str(beyond))], CITIES, MeasureSettings(), out)
