@@ -173,10 +173,10 @@ def _own_passes(
 ) -> tuple[AnswerTokens, Float[Tensor, "2 prompt"], Float[Tensor, " prompt"] | None]:
     """From the models' own forward passes: answer tokens with the margin's weights, both margins, what rows carry.
 
-    The last is None if rows cannot be edited. Otherwise it is the change that the last token's attention rows
-    carry, for any cause of their change: the Shapley value of rows against everything else. It averages the effect of putting the
-    first model's rows into the second with that of the reverse, in all layers at once. Swapping the models turns its
-    sign.
+    The last is None if rows cannot be edited. Otherwise it is the change that the last token's attention rows carry,
+    for any cause of their change: the Shapley value of rows against everything else. It averages the effect of putting
+    the first model's rows into the second with that of the reverse, in all layers at once. Swapping the models turns
+    its sign.
     """
     models, editable = (before, after), before.editable and after.editable
     weights: dict[int, tuple[float, ...]] = {}
