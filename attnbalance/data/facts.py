@@ -18,12 +18,15 @@ from attnbalance.errors import DataError
 class Fact:
     """A (subject, relation, answers) triple.
 
+    Subject, relation and answers are single lines without white space around them. Popularity is kept as a float.
+
     subject: what the fact is about.
     relation: what is asked about it.
     answers: all accepted answers; a model is trained to give the first one, `answer`.
-    popularity: a number that grows with how often text mentions the subject (PopQA: monthly page views), if known.
+    popularity: a number of at least 0 that grows with how often text mentions the subject (PopQA: monthly page views),
+        if known.
     question: the question as finished text; None to make one from a template.
-    subject_start: index of the subject's first character in the question; None if the subject occurs exactly once.
+    subject_start: index of the subject's first character in `question`; None if the subject occurs exactly once.
 
     >>> Fact("France", "capital", ("Paris",)).answer
     'Paris'
@@ -38,22 +41,19 @@ class Fact:
 
     def __post_init__(self) -> None:
         """Raise `DataError` for a field of another type, and for a fact that cannot be asked about."""
-        texts = {"subject": self.subject, "relation": self.relation}
-        for name, text in (texts if self.question is None else texts | {"question": self.question}).items():
-            if not isinstance(text, str):
-                raise DataError(f"{name} must be a text, got {text!r}")
-        if not isinstance(self.answers, tuple | list) or not all(isinstance(answer, str) for answer in self.answers):
-            raise DataError(f"answers must be a tuple of texts, got {self.answers!r}")
-        number = 0.0 if self.popularity is None else self.popularity
-        if not isinstance(number, numbers.Real) or not math.isfinite(number):
-            raise DataError(f"popularity must be a finite number or None, got {number!r}")
-        if not self.subject.strip() or not self.relation.strip() or not any(a.strip() for a in self.answers):
-            raise DataError(f"a fact needs a subject, a relation and an answer; got {self.as_dict()}")
-        for text in (self.subject, self.relation, self.question or "", *self.answers):
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise DataError(f"{text!r} holds half a character (a lone surrogate); save it as UTF-8") from error
+        _check_line("subject", self.subject)
+        _check_line("relation", self.relation)
+        if not isinstance(self.answers, tuple | list) or not self.answers:
+            raise DataError(f"answers must be a tuple of one or more texts, got {self.answers!r}")
+        for answer in self.answers:
+            _check_line("an answer", answer)
+        if self.question is not None:
+            _check_text("question", self.question)
+        elif self.subject_start is not None:
+            raise DataError(f"subject_start must come with a question, got {self.subject_start!r} without one")
+        object.__setattr__(self, "answers", tuple(self.answers))
+        object.__setattr__(self, "popularity", _popularity(self.popularity))
+        object.__setattr__(self, "subject_start", _start(self.subject_start))
 
     @property
     def answer(self) -> str:
@@ -69,6 +69,47 @@ class Fact:
             "subject_start": self.subject_start,
         }
         return record | {name: value for name, value in optional.items() if value is not None}
+
+
+def _check_text(name: str, text: object) -> None:
+    """Raise `DataError` for what is not text, and for text that is blank or not UTF-8."""
+    if not isinstance(text, str):
+        raise DataError(f"{name} must be text, got {text!r}")
+    if not text.strip():
+        raise DataError(f"{name} must not be empty, got {text!r}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{text!r} holds half a character (a lone surrogate); save it as UTF-8") from error
+
+
+def _check_line(name: str, text: str) -> None:
+    """Raise `DataError` for what is not one line of text without white space around it."""
+    _check_text(name, text)
+    if text != text.strip() or len(text.splitlines()) > 1:
+        raise DataError(f"{name} must be one line without white space around it, got {text!r}")
+
+
+def _popularity(value: object) -> float | None:
+    """A popularity as a float; NumPy's and other real numbers pass."""
+    if value is None:
+        return None
+    try:
+        number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not 0 <= number < math.inf:
+        raise DataError(f"popularity must be a number of at least 0, got {value!r}")
+    return number
+
+
+def _start(value: object) -> int | None:
+    """An index of a character as an int; NumPy's integers pass."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
+        raise DataError(f"subject_start must be a whole number of at least 0, got {value!r}")
+    return int(value)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ def question_of(fact: Fact) -> tuple[str, CharSpan]:
         if count != 1:
             raise DataError(f"subject {fact.subject!r} occurs {count} times in {fact.question!r}, not once")
         start = fact.question.index(fact.subject)
-    elif start < 0 or fact.question[start : start + size] != fact.subject:
+    elif fact.question[start : start + size] != fact.subject:
         raise DataError(f"subject {fact.subject!r} is not at character {start} of {fact.question!r}")
     return fact.question, (start, start + size)
 

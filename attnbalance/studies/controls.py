@@ -44,7 +44,8 @@ def relabelled(split: Split, labels: str, base_answer: Callable[[Fact], str], se
 
 def _answered_by_base(base_answer: Callable[[Fact], str]) -> Callable[[FactSet], FactSet]:
     def change(facts: FactSet) -> FactSet:
-        answers = [base_answer(fact).strip().partition("\n")[0].partition(".")[0].strip() for fact in facts]
+        first_lines = (base_answer(fact).strip().splitlines() for fact in facts)
+        answers = [lines[0].partition(".")[0].strip() if lines else "" for lines in first_lines]
         pairs = zip(facts, answers, strict=True)
         return replace(facts, facts=tuple(replace(fact, answers=(answer,)) for fact, answer in pairs if answer))
 

@@ -11,7 +11,7 @@ from attnbalance import Fact, Template, make_prompts
 from attnbalance.data.prompts import question_of
 from attnbalance.errors import BadRowsError, DataError
 
-TEXT = st.text(min_size=1).filter(str.strip)
+TEXT = st.text().map(lambda text: " ".join(text.split())).filter(lambda text: len(text.splitlines()) == 1)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_the_recorded_place_decides_where_a_subject_occurs_twice() -> None:
     question = "Is Paris the Paris of Texas?"
     recorded = Fact("Paris", "r", ("a",), question=question, subject_start=13)
     assert make_prompts([recorded], "plain")[0].spans["subject"] == (13, 18)
-    for start in (0, 12, -1, 99):
+    for start in (0, 12, 99):
         with pytest.raises(BadRowsError, match=f"'Paris' is not at character {start}"):
             make_prompts([Fact("Paris", "r", ("a",), question=question, subject_start=start)])
 

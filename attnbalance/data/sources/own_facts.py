@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from pathlib import Path
+from typing import Any
 
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.sources.table_files import Record, parse_json, read_rows
@@ -14,14 +14,17 @@ from attnbalance.errors import DataError
 REQUIRED = ("subject", "relation", "answers")
 OPTIONAL = ("popularity", "question", "subject_start")
 
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+"""What a cell of text with a number looks like; Python would also read "1_0" and "nan"."""
+
 
 def load_own(path: str | Path) -> FactSet:
     """Facts from a table with one fact in each row, and the columns of `REQUIRED` and, optionally, `OPTIONAL`.
 
     `answers` is a list, or a string that is one answer or a JSON list of them. Subjects, relations and answers are text
-    or whole numbers, which are read as text. Raises `DataError`, naming the row and the column, for a missing or
-    unknown column, for a subject, relation or answer that is empty or not text, and for a popularity that is not a
-    number of at least 0. Rows with the same subject, relation and question are merged, and counted in `dropped`.
+    or whole numbers, which are read as text, without the white space around them. Raises `DataError`, naming the row
+    and the column, for a missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation
+    and question are merged, and counted in `dropped`.
     """
     rows = read_rows(path)
     known = (*REQUIRED, *OPTIONAL)
@@ -54,7 +57,7 @@ def _fact(row: Record, where: str) -> Fact:
             relation=text_of(row["relation"], "relation").strip(),
             answers=_answers(row["answers"]),
             popularity=popularity_of(row.get("popularity")),
-            question=None if question in (None, "") else text_of(question, "question"),
+            question=None if question is None or not str(question).strip() else text_of(question, "question"),
             subject_start=None if start in (None, "") else _start(start),
         )
     except DataError as error:
@@ -75,26 +78,16 @@ def _answers(value: object) -> tuple[str, ...]:
         except DataError as error:
             raise DataError(f"answers {value!r} is not a JSON list ({error})") from error
     texts = [text_of(answer, "an answer").strip() for answer in (value if isinstance(value, list) else [value])]
-    if not texts or not all(texts):
-        raise DataError(f"answers must be one or more texts, none of them empty; got {value!r}")
     return tuple(dict.fromkeys(texts))
 
 
-def _start(value: object) -> int:
-    """A cell of subject_start as a number; a CSV file holds its digits."""
-    if isinstance(value, bool) or not re.fullmatch(r"\d{1,9}", str(value), re.ASCII):
-        raise DataError(f"subject_start must be a whole number of at least 0, got {value!r}")
-    return int(str(value))
+def _start(value: object) -> Any:
+    """A cell of subject_start: the number in a text; other values, which `Fact` checks, as they are."""
+    return int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value, re.ASCII) else value
 
 
-def popularity_of(value: object) -> float | None:
-    """A popularity as a number, None for an empty cell; other values raise `DataError`."""
+def popularity_of(value: object) -> Any:
+    """A cell of popularity: None if empty, the number in a text; other values, which `Fact` checks, as they are."""
     if value in (None, ""):
         return None
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)  # pyright: ignore[reportArgumentType]
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not (math.isfinite(number) and number >= 0):
-        raise DataError(f"popularity must be a number of at least 0, got {value!r}")
-    return number
+    return float(value) if isinstance(value, str) and NUMBER.fullmatch(value.strip()) else value

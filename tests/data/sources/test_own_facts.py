@@ -47,6 +47,12 @@ def test_a_whole_number_is_read_as_text(tmp_path: Path) -> None:
     assert (fact.subject, fact.answers) == ("1984", ("2001", "two"))
 
 
+def test_white_space_around_texts_and_numbers_is_left_out(tmp_path: Path) -> None:
+    spaced = {"subject": " Oslo ", "relation": "country\n", "answers": [" Norway", "Noreg "], "popularity": " 1.5e2 "}
+    facts = load_own(written(tmp_path, spaced | {"question": "  "}))
+    assert facts.facts == (Fact("Oslo", "country", ("Norway", "Noreg"), 150.0),)
+
+
 def test_rows_of_one_question_are_merged_and_counted(tmp_path: Path) -> None:
     facts = load_own(written(tmp_path, GOOD, GOOD | {"answers": ["Ciudad de los Reyes"]}))
     assert facts[0].answers == ("Lima", "Ciudad de los Reyes")
@@ -61,14 +67,21 @@ def test_rows_of_one_question_are_merged_and_counted(tmp_path: Path) -> None:
         ({"answers": []}, "row 2: no 'answers'"),
         ({"subject": ""}, "row 2: no 'subject'"),
         ({"relation": None}, "row 2: no 'relation'"),
-        ({"subject": "  "}, "row 2: a fact needs a subject"),
-        ({"answers": ["Lima", ""]}, "none of them empty; got"),
+        ({"subject": "  "}, "row 2: subject must not be empty, got ''"),
+        ({"answers": ["Lima", ""]}, "row 2: an answer must not be empty, got ''"),
+        (
+            {"answers": "Lima\nCusco"},
+            r"row 2: an answer must be one line without white space around it, got 'Lima\\nCusco'",
+        ),
+        ({"subject_start": 3}, "row 2: subject_start must come with a question, got 3 without one"),
         ({"answers": "[Lima"}, r"'\[Lima' is not a JSON list"),
         ({"answers": {"a": 1}}, "an answer must be text, got"),
         ({"popularity": "high"}, "popularity must be a number of at least 0, got 'high'"),
         ({"popularity": -1}, "got -1"),
         ({"popularity": "inf"}, "got 'inf'"),
-        ({"subject_start": "first"}, "row 2: .*first"),
+        ({"popularity": "1_0"}, "row 2: popularity must be a number of at least 0, got '1_0'"),
+        ({"popularity": "١٢"}, "row 2: popularity must be a number of at least 0, got '١٢'"),
+        ({"question": "Peru?", "subject_start": "first"}, "row 2: .*first"),
         ({"subject": True}, "row 2: subject must be text, got True"),
         ({"subject": ["Oslo"]}, r"row 2: subject must be text, got \['Oslo'\]"),
         ({"subject": {"a": 1}}, "row 2: subject must be text, got {'a': 1}"),
@@ -84,9 +97,15 @@ def test_rows_of_one_question_are_merged_and_counted(tmp_path: Path) -> None:
         ({"popularity": True}, "row 2: popularity must be a number of at least 0, got True"),
         ({"popularity": 10**400}, "row 2: popularity must be a number of at least 0, got 1000"),
         ({"popularity": float("nan")}, "row 2: .*got nan"),
-        ({"subject_start": True}, "row 2: subject_start must be a whole number"),
-        ({"subject_start": 0.5}, "row 2: subject_start must be a whole number of at least 0, got 0.5"),
-        ({"subject_start": -1}, "row 2: subject_start must be a whole number of at least 0, got -1"),
+        ({"question": "Peru?", "subject_start": True}, "row 2: subject_start must be a whole number"),
+        (
+            {"question": "Peru?", "subject_start": 0.5},
+            "row 2: subject_start must be a whole number of at least 0, got 0.5",
+        ),
+        (
+            {"question": "Peru?", "subject_start": -1},
+            "row 2: subject_start must be a whole number of at least 0, got -1",
+        ),
         ({"subject": "Os\ud800lo"}, "row 2: .*half a character"),
         ({"answers": ["\udfff"]}, "row 2: .*half a character"),
         ({"relation": "\ud800"}, "row 2: .*half a character"),

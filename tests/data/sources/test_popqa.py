@@ -47,6 +47,18 @@ def test_a_question_of_another_form_is_searched_and_refused_where_the_subject_is
         make_prompts(facts)
 
 
+def test_white_space_around_texts_is_left_out(tmp_path: Path) -> None:
+    spaced = ROW | {"subj": "Paris ", "obj": " France", "possible_answers": '["France ", ""]'}
+    assert load_popqa(written(tmp_path, spaced))[0].as_dict() == {
+        "subject": "Paris",
+        "relation": "capital of",
+        "answers": ["France"],
+        "popularity": 900.0,
+        "question": "What is Paris the capital of?",
+        "subject_start": 8,
+    }
+
+
 def test_rows_without_subject_are_dropped_and_duplicates_merged_with_counts(tmp_path: Path) -> None:
     rows = [ROW, ROW | {"obj": "Texas", "possible_answers": '["Texas"]', "s_pop": "5"}, ROW | {"subj": " "}]
     facts = load_popqa(written(tmp_path, *rows))
