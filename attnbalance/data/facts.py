@@ -188,7 +188,8 @@ class FactSet:
     def merged(self) -> FactSet:
         """One fact for each (subject, relation, question), with all answers in order and the largest known popularity.
 
-        A question cannot distinguish two entities of the same name, so the answers of both are accepted.
+        A question cannot distinguish two entities of the same name, so the answers of both are accepted. Raises
+        `DataError` for one question with two values of `subject_start`.
         """
         groups: dict[tuple[str, str, str | None], list[Fact]] = {}
         for fact in self.facts:
@@ -199,4 +200,11 @@ class FactSet:
 def _merge(same: list[Fact]) -> Fact:
     known = [fact.popularity for fact in same if fact.popularity is not None]
     answers: Iterable[str] = dict.fromkeys(answer for fact in same for answer in fact.answers)
-    return replace(same[0], answers=tuple(answers), popularity=max(known, default=None))
+    starts = sorted({fact.subject_start for fact in same if fact.subject_start is not None})
+    if len(starts) > 1:
+        raise DataError(
+            f"question {same[0].question!r} must have one subject_start for {same[0].subject!r}, got "
+            f"{' and '.join(map(str, starts))}; keep one, or word the questions differently"
+        )
+    start = starts[0] if starts else None
+    return replace(same[0], answers=tuple(answers), popularity=max(known, default=None), subject_start=start)

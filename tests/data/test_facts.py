@@ -99,6 +99,13 @@ def test_merging_joins_answers_of_one_question_and_keeps_the_largest_popularity(
     assert merged.merged().facts == merged.facts
 
 
+def test_merging_keeps_the_recorded_place_of_a_subject_and_refuses_two_of_them() -> None:
+    places = [Fact("Paris", "r", ("a",), question="Is Paris in Paris?", subject_start=start) for start in (None, 12, 3)]
+    assert [fact.subject_start for fact in FactSet(tuple(places[:2])).merged()] == [12]
+    with pytest.raises(DataError, match=r"'Is Paris in Paris\?' must have one subject_start for 'Paris', got 3 and 12;"):
+        FactSet(tuple(places)).merged()
+
+
 def test_the_most_frequent_answer_of_a_relation_brings_its_aliases_and_ties_go_to_the_first() -> None:
     facts = FactSet(
         (
