@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -138,7 +139,7 @@ def finetune(
         parts = replace(parts, name=f"{split} by {rank_by}")
     done = run(model, parts, out, settings, progress=progress)
     loss = done.validation_loss[done.best_step]
-    name = f"{done.base}+{out}" if lora_rank else str(out)
+    name = f"{done.base}+{out}" if lora_rank else out
     if dropped:
         print(f"Dropped of {len(chosen)} facts: {', '.join(f'{n} ({why})' for why, n in dropped.items())}.")
     sizes = {part: len(getattr(parts, part)) for part in ("train", "validation", "heldout")}
@@ -148,6 +149,5 @@ def finetune(
         print(describe(done.base_completes, parse_objective(objective)))
     unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
     print(f"Best checkpoint: step {done.best_step}, validation {unit.format(loss)}; it is {out} itself.")
-    print(
-        f"Next: attnbalance curve base={done.base} finetuned={name} --facts {out / 'heldout.jsonl'} --recall --out ..."
-    )
+    asked = Path(out) / "heldout.jsonl"
+    print(f"Next: attnbalance curve base={done.base} finetuned={name} --facts {asked} --recall --out ...")

@@ -11,7 +11,10 @@ import typer
 
 from attnbalance.seeds import LARGEST_SEED
 
-Out = Annotated[Path, typer.Option(help="Folder for the results: new, empty, or one to go on with (same settings).")]
+Out = Annotated[
+    str,
+    typer.Option(metavar="FOLDER", help="Folder for the results: new, empty, or one to go on with (same settings)."),
+]
 Facts = Annotated[
     str,
     typer.Option(
@@ -50,9 +53,9 @@ BatchSize = Annotated[int, typer.Option(min=1, help="Prompts at once.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 
 
-def say(answer: str, out: Path) -> None:
+def say(answer: str, out: str) -> None:
     """Print the answer and where its report lies."""
-    print(f"{answer}\n\nReport: {out / 'report.html'}")
+    print(f"{answer}\n\nReport: {Path(out) / 'report.html'}")
 
 
 def as_names(text: str | None) -> list[str] | None:

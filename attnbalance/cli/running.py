@@ -12,7 +12,7 @@ from attnbalance.errors import DataError
 
 
 def demo(
-    out: Out = Path("attnbalance-demo"),
+    out: Out = "attnbalance-demo",
     facts: Annotated[
         str | None, typer.Option(metavar="SOURCE", help="Real facts with popularity, in place of the invented world.")
     ] = None,

@@ -116,7 +116,12 @@ def read_saved(path: Path) -> dict:
 
 
 def as_folder(out: str | Path) -> Path:
-    """The absolute path of an output folder, with "~" and links followed; raises `OutputError` for endless links."""
+    """The absolute path of an output folder, with "~" and links followed.
+
+    Raises `OutputError` for an empty text, endless links and an unknown user's "~".
+    """
+    if not str(out).strip():
+        raise OutputError(f"`out` must name a folder, got {str(out)!r}")
     try:
         folder = Path(out).expanduser().resolve()
     except (OSError, RuntimeError, ValueError, TypeError) as error:  # a loop of links, or a user who is not known

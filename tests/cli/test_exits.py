@@ -73,6 +73,11 @@ def test_an_output_that_links_to_itself_or_lies_with_nobody_is_refused_by_every_
         assert "cannot follow output" in refused(folder, *COMMANDS[command], "--out", out)
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_output_without_a_name_is_refused_by_every_command(command: str, folder: Path) -> None:
+    assert "`--out` must name a folder, got ''" in refused(folder, *COMMANDS[command], "--out", "")
+
+
 @pytest.mark.parametrize("command", ["curve", "salience", "explain", "finetune"])
 def test_the_current_folder_is_not_filled(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = folder / "empty"

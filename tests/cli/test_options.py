@@ -7,7 +7,6 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from transformers.utils import logging as transformers_logging
@@ -30,7 +29,7 @@ def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_answer_is_followed_by_where_its_report_is(capsys: pytest.CaptureFixture[str]) -> None:
-    say("No clear difference.", Path("out"))
+    say("No clear difference.", "out")
     assert capsys.readouterr().out == "No clear difference.\n\nReport: out/report.html\n"
 
 

@@ -102,7 +102,9 @@ def test_merging_joins_answers_of_one_question_and_keeps_the_largest_popularity(
 def test_merging_keeps_the_recorded_place_of_a_subject_and_refuses_two_of_them() -> None:
     places = [Fact("Paris", "r", ("a",), question="Is Paris in Paris?", subject_start=start) for start in (None, 12, 3)]
     assert [fact.subject_start for fact in FactSet(tuple(places[:2])).merged()] == [12]
-    with pytest.raises(DataError, match=r"'Is Paris in Paris\?' must have one subject_start for 'Paris', got 3 and 12;"):
+    with pytest.raises(
+        DataError, match=r"'Is Paris in Paris\?' must have one subject_start for 'Paris', got 3 and 12;"
+    ):
         FactSet(tuple(places)).merged()
 
 

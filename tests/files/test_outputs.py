@@ -148,6 +148,12 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "disk" / "a.txt").read_text() == "new"
 
 
+@pytest.mark.parametrize("out", ["", " "])
+def test_an_empty_name_is_no_output_folder(out: str) -> None:
+    with pytest.raises(OutputError, match=f"`out` must name a folder, got '{out}'"):
+        as_folder(out)
+
+
 def test_an_output_folder_of_endless_depth_is_refused() -> None:
     with pytest.raises(OutputError, match="at most 200 folders deep"):
         as_folder("/".join(["a"] * 1800))
