@@ -12,14 +12,17 @@ from attnbalance.errors import DataError
 LONGEST = 2000
 """Characters of an expression; all terms together take a tenth."""
 
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
+"""Limits of a term's weight: far beyond them, gradients in float32 become 0 or infinite, and nothing is trained."""
+
 RECOMMENDED = "kl(statement) + state-anchor(statement)"
 """What the name `recommended` stands for."""
 
 TERM = re.compile(r"\s*(?:([0-9.eE+-]+)\s*\*\s*)?([a-z][a-z-]*)\s*(?:\(\s*([^()]*?)\s*\))?\s*")
 """An optional weight and "*", a name, an optional argument in brackets."""
 
-BETWEEN_TERMS = re.compile(r"\+(?![^()]*\))")
-"""A "+" outside brackets."""
+BETWEEN_TERMS = re.compile(r"(?<![0-9.][eE])\+(?![^()]*\))")
+"""A "+" outside brackets and outside a number such as 1e+3."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,10 @@ class Expression:
 
 @expects(text=str)
 def parse_expression(text: str) -> Expression:
-    """Read an expression: terms joined by "+", each with an optional weight > 0 and an optional argument in brackets.
+    """Read an expression: terms joined by "+", each with an optional weight and an optional argument in brackets.
 
-    Which names and arguments there are is left to `parse_objective`. Raises `DataError` for any other text.
+    Weights lie between `SMALLEST_WEIGHT` and `LARGEST_WEIGHT`. Which names and arguments there are is left to
+    `parse_objective`. Raises `DataError` for any other text.
 
     >>> parse_expression("ce + 0.3*row-anchor(question)").terms[1].weight
     0.3
@@ -85,8 +89,11 @@ def _read(part: str, text: str) -> WrittenTerm:
         value = 1.0 if weight is None else float(weight)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise DataError(f"objective {text!r}: the weight of {name} must be a number > 0, got {weight!r}")
+    if not SMALLEST_WEIGHT <= value <= LARGEST_WEIGHT:
+        raise DataError(
+            f"objective {text!r}: the weight of {name} must be between {SMALLEST_WEIGHT:f} and {LARGEST_WEIGHT:,.0f}, "
+            f"got {weight!r}"
+        )
     return WrittenTerm(name, argument or None, value, part.strip())
 
 

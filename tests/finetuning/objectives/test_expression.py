@@ -8,10 +8,18 @@ from attnbalance.errors import DataError
 from attnbalance.finetuning.objectives.expression import LONGEST, parse_expression
 
 
-@pytest.mark.parametrize("weight", ["0", "-1", "0.0", "1e999", "1.2.3", "-0.5"])
-def test_weights_are_numbers_above_zero(weight: str) -> None:
-    with pytest.raises(DataError, match=f"weight of floor must be a number > 0, got '{weight}'"):
+@pytest.mark.parametrize("weight", ["0", "-1", "0.0", "1e999", "1.2.3", "-0.5", "1e-300", "9e-7", "1e30", "1000001"])
+def test_weights_lie_between_a_millionth_and_a_million(weight: str) -> None:
+    with pytest.raises(DataError) as caught:
         parse_expression(f"ce + {weight}*floor(0.2)")
+    expected = f"the weight of floor must be between 0.000001 and 1,000,000, got '{weight}'"
+    assert str(caught.value) == f"objective 'ce + {weight}*floor(0.2)': {expected}"
+    assert [parse_expression(f"{text}*ce").terms[0].weight for text in ("1e-6", "1000000")] == [1e-6, 1e6]
+
+
+def test_a_weight_may_have_an_exponent_with_a_sign() -> None:
+    terms = parse_expression("1e+3*ce+1E+06*floor + 2.e+1*kl+ce").terms
+    assert [(term.name, term.weight) for term in terms] == [("ce", 1e3), ("floor", 1e6), ("kl", 20.0), ("ce", 1.0)]
 
 
 def test_terms_are_read_as_they_are_written() -> None:

@@ -32,7 +32,8 @@ def test_terms_are_read_with_their_weights_arguments_and_defaults() -> None:
 
 
 def test_the_text_of_an_objective_reads_as_the_same_objective() -> None:
-    for text in ("ce", "recommended", "ce+2*floor(0.1) + 1.5*kl(few-shot)", "ce + recommended + 3*project"):
+    weights = "1e-6*ce + 1e6*floor(0.1) + 1.5*kl(few-shot)"
+    for text in ("ce", "recommended", weights, "ce + recommended + 3*project"):
         objective = parse_objective(text)
         assert parse_objective(objective.text) == objective
         assert "recommended" not in objective.text
