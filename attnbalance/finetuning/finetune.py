@@ -33,8 +33,8 @@ def finetune(
 
     A folder that is finished with the same settings is returned at once. A killed run is resumed; after an interrupt
     its checkpoints so far are usable models (the error names the newest). Raises `ModelError` for a model that cannot
-    be loaded and a non-finite loss, `DataError` for facts or settings that cannot be used, `OutputError` for a folder
-    that holds something else.
+    be loaded and a non-finite loss or gradient, `DataError` for facts or settings that cannot be used, `OutputError`
+    for a folder that holds something else.
 
     Args:
         model: A local model folder or Hub id.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
-from attnbalance.errors import AttnBalanceError, DataError, OutputError
+from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
 from attnbalance.files.outputs import writing
 from attnbalance.files.work import work_of, working
 from attnbalance.finetuning.callbacks import MarkComplete, ProgressBar, StopEarly
@@ -57,7 +58,7 @@ def train(
     """Train from the newest complete checkpoint in `work`, or from the beginning; return the log, by step.
 
     Killed and called again, training ends with the same weights, bit for bit on a CPU. The result is in the checkpoints
-    of `work`. Raises `ModelError` for a non-finite loss or weight.
+    of `work`. Raises `ModelError` for a non-finite loss, gradient or weight.
 
     Args:
         model: The model, whose parameters say which of them are trained.
@@ -157,7 +158,16 @@ def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArgum
 
 
 class _Trainer(ObjectiveTrainer):
-    """Raises one kind of error for a checkpoint that cannot be written, whichever library wrote it."""
+    """Refuses gradients that train nothing; raises one kind of error for a checkpoint that cannot be written."""
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        norm = super()._get_grad_norm(*args, **kwargs)
+        if not math.isfinite(norm):  # clipping divides by it
+            raise ModelError(
+                f"the norm of the gradients must be finite, got {float(norm)} at step {self.state.global_step + 1}; "
+                f"lower the learning rate, or the weights in the objective {self.objective.text!r}"
+            )
+        return norm
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         path = Path(self.args.output_dir or ".") / f"checkpoint-{self.state.global_step}"

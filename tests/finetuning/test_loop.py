@@ -11,9 +11,10 @@ import torch
 from safetensors import SafetensorError
 from short_runs import SHORT, SPLIT, Killed, assert_equal_weights, short, weights
 
-from attnbalance.errors import OutputError
+from attnbalance.errors import ModelError, OutputError
 from attnbalance.finetuning import callbacks
 from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.objectives import expression
 from attnbalance.finetuning.settings import FinetuneSettings
 
 ANCHORED = {"objective": "recommended", "weight_decay": 0.1, "curriculum": "popular-first"}
@@ -112,6 +113,16 @@ def test_a_disk_that_is_full_at_a_checkpoint_is_one_error_and_the_checkpoint_bef
     assert [path.name for path in tmp_path.glob(".again.partial/checkpoint-*")] == ["checkpoint-2"]
     again = finetune(llama, SPLIT, tmp_path / "again", short())
     assert_equal_weights(whole.path, again.path)
+
+
+def test_gradients_with_an_infinite_norm_are_refused_as_they_would_train_nothing(llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(expression, "LARGEST_WEIGHT", 1e40)
+    message = (
+        r"norm of the gradients must be finite, got inf at step 1; lower the learning rate, or the weights in the "
+    )
+    with pytest.raises(ModelError, match=rf"{message}objective 'ce \+ 1e\+30\*state-anchor\(statement\)'"):
+        finetune(llama, SPLIT, tmp_path / "run", short(objective="ce + 1e30*state-anchor"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_whose_work_was_removed_is_no_success_and_can_be_run_again(llama, tmp_path, monkeypatch):
