@@ -161,7 +161,7 @@ class _Trainer(ObjectiveTrainer):
     """Refuses gradients that train nothing; raises one kind of error for a checkpoint that cannot be written."""
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        norm = super()._get_grad_norm(*args, **kwargs)
+        norm: Any = super()._get_grad_norm(*args, **kwargs)
         if not math.isfinite(norm):  # clipping divides by it
             raise ModelError(
                 f"the norm of the gradients must be finite, got {float(norm)} at step {self.state.global_step + 1}; "
