@@ -9,7 +9,10 @@ from pathlib import Path
 
 from attnbalance.errors import OutputError
 from attnbalance.files.outputs import MARKER, provenance, read_json, replacing, write_json
-from attnbalance.files.work import close_work, in_place, is_finished, locked, working
+from attnbalance.files.work import HOLDER, LOCK, close_work, in_place, is_finished, locked, working
+
+OURS = (MARKER, LOCK, HOLDER)
+"""Files in a folder that are no results."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,19 @@ class ResultFolder:
     def is_finished(self) -> bool:
         """Whether the folder holds finished results of this kind and config.
 
-        Raises `OutputError` where it holds something else, naming the settings that differ.
+        Raises `OutputError` where it holds something else, naming the settings that differ, and where a file that was
+        written is gone.
         """
-        return is_finished(self.path, self.kind, self.config) and "answer" in read_json(self.path / MARKER)
+        if not is_finished(self.path, self.kind, self.config):
+            return False
+        marker = read_json(self.path / MARKER)
+        gone = [name for name in marker.get("files", ()) if not (self.path / name).is_file()]
+        if gone:
+            raise OutputError(
+                f"{self.path} must hold the files that were written, but {', '.join(gone)} is gone; remove that "
+                "folder, or name a new one, and run the command again"
+            )
+        return "answer" in marker
 
     @contextmanager
     def working(self) -> Iterator[Path]:
@@ -74,10 +87,12 @@ class ResultFolder:
     def mark(self, folder: Path, *, answer: str, dropped: Mapping[str, int]) -> None:
         """Write attnbalance.json: what `folder` holds, how it was made, its answer, and the facts left out, by reason.
 
-        `folder` is `path`, or the new folder that will become it. Call this last: the file says that all is there.
+        `folder` is `path`, or the new folder that will become it. Call this last: the file says that all is there, and
+        lists the files beside it.
         """
         about = {"kind": self.kind, "config": dict(self.config), "answer": answer, "command": self.command}
-        write_json(folder / MARKER, about | {"dropped": dict(dropped)} | provenance())
+        files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name not in OURS)
+        write_json(folder / MARKER, about | {"dropped": dict(dropped), "files": files} | provenance())
 
     def answer(self) -> str:
         """The answer of a finished folder."""

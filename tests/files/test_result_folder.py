@@ -54,6 +54,7 @@ def test_the_marker_says_what_the_folder_holds_and_how_it_was_made(tmp_path: Pat
     assert list(marker)[:5] == ["kind", "config", "answer", "command", "dropped"]
     assert (marker["kind"], marker["config"]) == ("kind", {"seed": 0, "layers": [1, 2]})
     assert (marker["command"], marker["dropped"]) == ("attnbalance kind --out out", {"too long": 3})
+    assert marker["files"] == ["report.html"]
     assert marker["versions"]["attnbalance"]
 
 
@@ -90,6 +91,25 @@ def test_a_folder_that_lost_its_answer_is_refused_and_left_as_it_is(tmp_path: Pa
     assert os.listdir(tmp_path) == ["out"]
 
 
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_that_lost_a_file_is_refused_and_left_as_it_is(tmp_path: Path, link: bool) -> None:
+    results, report = results_in(tmp_path), tmp_path / "out" / "report.html"
+    make(results, [])
+    report.unlink()
+    if link:
+        report.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OutputError, match=rf"{tmp_path}/out must hold .* but report.html is gone; remove that folder"):
+        make(results, [])
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_whose_marker_lists_no_files_is_finished(tmp_path: Path) -> None:
+    results, marker = results_in(tmp_path), tmp_path / "out" / MARKER
+    make(results, [])
+    write_json(marker, {name: value for name, value in read_json(marker).items() if name != "files"})
+    assert results.is_finished()
+
+
 def test_work_left_at_the_very_end_by_a_kill_is_removed(tmp_path: Path) -> None:
     results = results_in(tmp_path)
     make(results, [])
@@ -112,5 +132,6 @@ def test_work_in_place_is_finished_only_once_it_is_marked(tmp_path: Path) -> Non
     with results.working_in_place():
         assert (results.path / "base").read_text() == "1"
         results.mark(results.path, answer="42", dropped={})
+    assert read_json(results.path / MARKER)["files"] == ["base"]
     assert results.is_finished()
     assert results.answer() == "42"
