@@ -64,7 +64,7 @@ def simulated(
 def real(path: Path) -> Iterator[Population]:
     table = pd.read_parquet(path)
     prompts = pd.read_json(path.parent / "prompts.jsonl", lines=True)
-    subject = {one["prompt_id"]: one["fact"]["subject"] for one in prompts.to_dict("records")}
+    subject = {one["prompt_id"]: one["subject"] for one in prompts.to_dict("records")}
     means = table.pivot_table("value", ["label", "prompt_id"], "layer", observed=True)
     labels = list(dict.fromkeys(table["label"]))
     tables = {label: means.loc[label] for label in labels}
@@ -97,7 +97,7 @@ def widths(intervals: Sequence[Interval], values: Array, of: Sequence[str]) -> f
 def print_means(populations: Sequence[Population], trials: int) -> None:
     print("\nmeans                              subjects  one layer  any missed  widths")
     for population in populations:
-        for subjects in SUBJECTS[1:]:  # 5 have no interval
+        for subjects in SUBJECTS:
             rng, told = np.random.default_rng(subjects), []
             for seed in range(trials):
                 values, of = population.draw(subjects, rng)

@@ -13,6 +13,7 @@ from torch.nn import Module
 from transformers import PreTrainedTokenizerBase
 
 from attnbalance.data.batches import PromptBatch, batches, check_lengths, pad
+from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import (
@@ -133,13 +134,19 @@ class HookedModel:
             )
         with evaluating(self.model):
             rows, logits = forward_rows(self.model, batch, self.kernel)
+        self.check_finite(batch.prompts, rows, logits)
+        return rows
+
+    def check_finite(
+        self, prompts: Sequence[Prompt], rows: Float[Tensor, "prompt ..."], logits: Float[Tensor, "prompt ..."]
+    ) -> None:
+        """Raise `ModelError`, naming the first prompt, for rows or logits that are NaN or infinite."""
         finite = rows.isfinite().flatten(1).all(1) & logits.isfinite().flatten(1).all(1).to(rows.device)
         if not bool(finite.all()):
-            first = batch.prompts[int((~finite).nonzero()[0])].text
+            first = prompts[int((~finite).nonzero()[0])].text
             raise ModelError(
                 f'{self.name} gives NaN or infinite numbers (first at prompt {first[:80]!r}); try `dtype="float32"`'
             )
-        return rows
 
 
 def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> HookedModel:

@@ -110,15 +110,15 @@ def _check_base(base: Module, adapter: str, base_path: str, made_for: str | None
             warnings.warn(
                 shortened(f"adapter {adapter} was made for {made_for} and is loaded on {base_path}"), stacklevel=4
             )
-    elif not isinstance(expected, dict) or (same := has_fingerprint(base, expected)) is False:
+    elif (same := has_fingerprint(base, expected) if isinstance(expected, dict) else None) is False:
         raise ModelError(
             f"adapter {adapter} was made for another base ({made_for}): the weights of {base_path} differ from its"
         )
     elif same is None:
         warnings.warn(
             shortened(
-                f"whether {base_path} is the base of adapter {adapter} was not checked: it was recorded in another "
-                "16-bit dtype"
+                f"whether {base_path} is the base of adapter {adapter} could not be checked: the fingerprint in its "
+                f"{MARKER} is of another version or of another 16-bit dtype"
             ),
             stacklevel=4,
         )

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnbalance.data.batches import PromptBatch
+from attnbalance.errors import DataError
 from attnbalance.models.bridge import BridgedModel
 from attnbalance.models.forward import uncapped
 
@@ -74,8 +75,10 @@ class ResidualParts:
 def take_apart(model: BridgedModel, batch: PromptBatch) -> ResidualParts:
     """Run a batch that is padded on the left, and keep what its last tokens are made of.
 
-    Raises `ModelError` for a family without the hooks that this needs.
+    Raises `DataError` for a batch padded on the right, `ModelError` for a family without the hooks that this needs.
     """
+    if not bool((batch.query_index == batch.input_ids.shape[1] - 1).all()):
+        raise DataError("the batch must be padded on the left")
     logits, kept = model.run(batch.input_ids, batch.attention_mask, _kept_hooks(model))
     return ResidualParts(model, uncapped(model.bridge.original_model, logits[:, -1], kept["unembed.hook_out"]), kept)
 

@@ -13,6 +13,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import PromptBatch
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.errors import DataError
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import edited
@@ -71,6 +72,8 @@ def read_relevance(
     batch_size: prompts in a pass.
     progress: show a progress bar.
     """
+    if not prompts:
+        raise DataError("expected at least one prompt, got none")
     prompts = PromptSet.of(prompts, model.tokenizer)
     compared = PromptSet.of([*prompts, *among], model.tokenizer) if among else prompts
     encodings, answers = distinguishing_tokens(compared, model.tokenizer)
@@ -101,6 +104,7 @@ def _slopes(
     try:
         with evaluating(model.model), torch.enable_grad(), edited(model, free):
             rows, logits = forward_rows(model.model, batch, model.kernel)
+            model.check_finite(batch.prompts, rows, logits)
             chosen = logits[:, -1].float().log_softmax(-1)[torch.arange(len(answer)), answer.to(logits.device)]
             slopes = torch.autograd.grad(chosen.sum(), [added[layer] for layer in model.layers])
     finally:

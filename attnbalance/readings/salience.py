@@ -148,7 +148,8 @@ def read_readout_ranks(
     The value outputs of all layers and heads at the subject's last token, in its context, are summed as if each head
     attended to that token alone, then multiplied by the final norm's gain and the unembedding. Each candidate's mean
     score over the relation's subjects is subtracted, since a preference shared by all subjects says nothing about one.
-    `seed` draws the subjects of the controls.
+    So pass all prompts of a relation together; raises `DataError` for a prompt without another subject of its relation
+    that has another answer. `seed` draws the subjects of the controls.
     """
     state = _read_out(model, answer_tokens, batch_size)
     rank, control, sizes = (torch.zeros(len(answer_tokens), dtype=torch.long) for _ in range(3))
@@ -161,7 +162,12 @@ def read_readout_ranks(
         scores = scores - scores.mean(dim=0)
         for row, i in enumerate(indices):
             strangers = [k for k, j in enumerate(indices) if answer_tokens.answer[j] in answer_tokens.others[i]]
-            drawn = strangers[int(torch.randint(len(strangers), (), generator=generator))] if strangers else row
+            if not strangers:
+                raise DataError(
+                    f"no prompt of relation {relation!r} has another answer than {answer_tokens.prompts[i].text!r}; "
+                    "pass all prompts of a relation together"
+                )
+            drawn = strangers[int(torch.randint(len(strangers), (), generator=generator))]
             rank[i], control[i] = (_rank(scores[k], answer_tokens, i) for k in (row, drawn))
             sizes[i] = 1 + len(answer_tokens.others[i])
     return ReadoutRanks(rank, control, sizes)

@@ -17,12 +17,12 @@ WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "LAO", "KHMER
 CODE_LENGTH = 2
 """Longest answer in capitals that is a code ("US", "IT"). A code matches only in capitals."""
 
-PLAIN = str.maketrans(dict.fromkeys("‘’‚‛ʼʻ", "'") | dict.fromkeys("“”„‟«»", '"') | {"−": "-"})  # noqa: RUF001
+PLAIN = str.maketrans(dict.fromkeys("‘’‚‛ʼʻ", "'") | dict.fromkeys("“”„‟«»", '"') | {"−": "-", "⁄": "/"})  # noqa: RUF001
 """Typographic quotes, apostrophes and the minus sign, and the plain characters that they are compared as."""
 
-NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:(?<![\w.])\.)?\d+(?:[.,/⁄]\d+)*")  # noqa: RUF001
+NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:(?<![\d/])\d{1,3}/\d{1,3}(?![\d/])|(?:(?<![\w.])\.)?\d+(?:[.,]\d+)*)")
 """A number, which an answer matches whole: "-5", ".5", "3.14", "19,000", "1/2". The hyphen of "1990-1995" or
-"COVID-19" is not a sign."""
+"COVID-19" is not a sign, and the slashes of "3/14/1879" or "1990/91" are not fraction lines."""
 
 
 def check_scoring(scoring: str) -> None:

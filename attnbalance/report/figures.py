@@ -151,12 +151,15 @@ def draw_curves(curves: Mapping[str, Curve | Sequence[Curve]]) -> Figure:
     """Curves by layer, for each label a line with its 95% band (Ghosal et al. 2024, Figure 3a).
 
     `curves` gives each label's curve, or several: each name among them gets a panel of its own. A band says how sure
-    one curve's mean is; see `difference` for whether two curves differ. Raises `DataError` without curves.
+    one curve's mean is; see `difference` for whether two curves differ. Raises `DataError` without curves, and for two
+    curves of one label with the same name.
     """
     panels: dict[str, dict[str, Curve]] = {}
     for label, drawn in curves.items():
         for curve in [drawn] if isinstance(drawn, Curve) else drawn:
-            panels.setdefault(curve.name, {})[label] = curve
+            if label in panels.setdefault(curve.name, {}):
+                raise DataError(f"{label} has two curves named {curve.name!r}; give each a name of its own")
+            panels[curve.name][label] = curve
     if not panels:
         raise DataError("expected at least one curve to draw, got none")
     columns = min(2, len(panels))
@@ -178,27 +181,30 @@ def draw_curves(curves: Mapping[str, Curve | Sequence[Curve]]) -> Figure:
 
 
 def _show_zero(ax: Axes, curves: Sequence[Curve]) -> None:
-    """Begin the y axis at zero where no mean is negative, and draw a line at zero where one is."""
-    if min(min(curve.mean) for curve in curves) >= 0:
+    """Begin the y axis at zero where nothing that is drawn is negative, and draw a line at zero where something is."""
+    drawn = np.concatenate([[*curve.mean, *curve.low] for curve in curves])
+    if np.nanmin(drawn) >= 0:
         ax.set_ylim(bottom=0)
     else:
         ax.axhline(0, color="#555555", linewidth=0.8)
 
 
 def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure:
-    """The mean of a reading over prompts in each layer and head; with `b`, that of a - b, coloured around zero.
+    """The mean of a reading over prompts in each layer and head; with `b`, that of a - b.
 
-    In a difference, blue is where a is higher and orange where b is.
+    Where something is negative, and in a difference, colours are around zero: blue is positive (a is higher), orange
+    negative.
     Raises `DataError` where the two do not hold the same prompts, layers and number of heads.
     """
     reading = a if b is None else difference(a, b)
     values = head_map(reading).numpy()
     top = float(np.abs(values).max()) or 1.0
-    colours = _colours(COLOURS[0]) if b is None else _colours(COLOURS[1], "#ffffff", COLOURS[0])
+    signed = b is not None or float(values.min()) < 0
+    colours = _colours(COLOURS[1], "#ffffff", COLOURS[0]) if signed else _colours(COLOURS[0])
     n_layers, n_heads = values.shape
     with make_axes(1, height=1.6 + min(5.5, max(1.2, 0.22 * n_layers))) as (figure, [ax]):
         image = ax.imshow(values, aspect="auto", origin="lower", interpolation="nearest", cmap=colours)
-        image.set_clim(0.0 if b is None else -top, top)
+        image.set_clim(-top if signed else 0.0, top)
         steps = [range(0, n, -(-n // 16)) for n in (n_heads, n_layers)]
         ax.set_xticks(steps[0], [str(i) for i in steps[0]])
         ax.set_yticks(steps[1], [str(reading.layers[i]) for i in steps[1]])

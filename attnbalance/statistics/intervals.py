@@ -170,7 +170,8 @@ def rank_correlations(
     width = float(stats.t.ppf(0.975, n_clusters - 1)) * np.sqrt(1.06 / (n_clusters - 3))
     below = np.where(constant, np.nan, [max(width, -change.low) for change in about_zero])
     above = np.where(constant, np.nan, [max(width, change.high) for change in about_zero])
-    z = np.arctanh(r.clip(-1 + 12 / (n**3 - n), 1 - 12 / (n**3 - n)))  # of equal rankings: as of the nearest others
+    nearest = 1 - 12 / (n_clusters**3 - n_clusters)  # the largest correlation of two orders of the clusters below 1
+    z = np.arctanh(r.clip(-nearest, nearest))
     ends = np.minimum(np.tanh(z - below), r), np.maximum(np.tanh(z + above), r)
     return [Interval(float(mean), float(low), float(high), n) for mean, low, high in zip(r, *ends, strict=True)]
 

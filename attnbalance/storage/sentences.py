@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from attnbalance.report import wording
+from attnbalance.statistics.intervals import MIN_RANKED
 from attnbalance.storage.conclusions import TOP, Salience
 
 
@@ -24,7 +25,10 @@ def answer(salience: Salience) -> str:
     sure = [column for column in columns if column[2] > 0 or column[3] < 0]
     layer, mean, low, high = max(sure or columns, key=lambda column: abs(column[1]))
     if math.isnan(low):
-        return f"{text}; {wording.FEW} with popularity give no interval for a correlation with it."
+        return (
+            f"{text}; no interval for a correlation with popularity: it needs at least {MIN_RANKED} subjects of known "
+            "popularity, and values that differ."
+        )
     numbers = f"Spearman {mean:+.2f} [{low:+.2f}, {high:+.2f}] at layer {layer}"
     if not sure:
         return f"{text}; value salience in context varies measurably with popularity at no layer (most: {numbers})."

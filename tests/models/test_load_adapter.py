@@ -63,6 +63,15 @@ def test_an_adapter_is_refused_on_other_weights_than_it_was_made_for(copied: Pat
         load_model(copied, adapter=adapter)
 
 
+def test_a_base_that_could_not_be_checked_is_warned_of(checkpoint: Path, adapter: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(adapter, tmp_path / "lora"))
+    rounded = {**json.loads((adapter / MARKER).read_text())["base_fingerprint"], "dtype": "float16", "float16": "other"}
+    for recorded in ("a fingerprint of another version", {**rounded, "bfloat16": "other"}):
+        (folder / MARKER).write_text(json.dumps({"base_fingerprint": recorded}))
+        with pytest.warns(UserWarning, match="could not be checked"):
+            load_model(checkpoint, adapter=folder, dtype="bfloat16")
+
+
 def test_an_adapter_of_another_shape_is_refused_with_both_shapes(adapter: Path, tmp_path: Path) -> None:
     bare = Path(shutil.copytree(adapter, tmp_path / "lora"))
     (bare / MARKER).unlink()

@@ -9,6 +9,7 @@ from uneven import hooked, uneven
 
 from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
+from attnbalance.errors import DataError
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.residual_parts import take_apart
 
@@ -17,6 +18,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is outside")
 NORMS = {"gpt2": "transformer.ln_f", "llama": "model.norm", "gemma2": "model.norm", "neox": "gpt_neox.final_layer_norm"}
 # Some 300 float32 products of entries up to 10: 1e-5. A part left out, or a wrong head, shows as 0.1 and more.
 CLOSE = {"atol": 5e-5, "rtol": 1e-5}
+
+
+def test_a_batch_padded_on_the_right_is_refused() -> None:
+    bridged, encodings = bridge_of(hooked("llama")), encode(tiny_prompts(), tiny_tokenizer())
+    with pytest.raises(DataError, match="padded on the left"):
+        take_apart(bridged, pad(encodings, padding_side="right"))
 
 
 @pytest.mark.parametrize("family", NORMS)

@@ -21,7 +21,7 @@ from attnbalance import Fact, HookedModel, Prompt, load_model, read_attention
 from attnbalance.data.batches import pad
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import encode, encode_answers
-from attnbalance.errors import ModelError
+from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import forward_rows
 from attnbalance.models.interventions import boost_attention, edited
 from attnbalance.readings.answer_tokens import distinguishing_tokens
@@ -184,6 +184,16 @@ def test_batch_size_and_order_change_no_relevance(family: str) -> None:
             assert other.prompt_ids == tuple(names)
             scale = float(other.values.abs().max())  # float32 kernels differ by some 1e-6 of it from batch to batch
             torch.testing.assert_close(one.at(names).values, other.values, atol=1e-5 * scale, rtol=0)
+
+
+def test_no_prompts_and_numbers_that_are_not_finite_are_refused() -> None:
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    with pytest.raises(DataError, match="at least one prompt"):
+        read_relevance(model, [])
+    with torch.no_grad():
+        model.model.get_parameter("lm_head.weight")[3, 0] = math.nan
+    with pytest.raises(ModelError, match="NaN or infinite"):
+        read_relevance(model, tiny_prompts())
 
 
 def test_reading_relevance_leaves_parameters_gradients_and_mode_as_they_were() -> None:

@@ -221,6 +221,11 @@ def test_answers_planted_in_the_values_rank_first_at_their_subject_and_not_at_an
 
 
 @torch.no_grad()
+def test_a_part_of_a_relation_cannot_be_ranked(answer_tokens: AnswerTokens) -> None:
+    with pytest.raises(DataError, match="pass all prompts of a relation together"):
+        read_readout_ranks(opened(random_model("llama"), answer_tokens), answer_tokens.at([0]))
+
+
 def test_stored_answers_rank_the_summed_values_of_all_heads_whatever_the_batch_size(
     answer_tokens: AnswerTokens,
 ) -> None:

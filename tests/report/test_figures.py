@@ -56,13 +56,28 @@ def test_a_label_keeps_its_colour_in_panels_that_lack_other_labels():
     assert first.get_color() == second.get_color() != _axes(figure)[0].lines[0].get_color()
 
 
-def test_the_y_axis_begins_at_zero_unless_a_mean_is_negative():
+def test_the_y_axis_begins_at_zero_unless_something_drawn_is_negative():
     curve = MADE.curves()["top"]
-    [ax] = _axes(draw_curves({"top": curve}))
-    assert ax.get_ylim()[0] == 0
-    [ax] = _axes(draw_curves({"top": replace(curve, mean=tuple(-x for x in curve.mean))}))
-    assert ax.get_ylim()[0] < 0
-    assert list(ax.lines[-1].get_ydata()) == [0, 0]
+    for unknown in (curve, replace(curve, low=(math.nan,) * len(curve.low))):
+        [ax] = _axes(draw_curves({"top": unknown}))
+        assert ax.get_ylim()[0] == 0
+    for negative in ("mean", "low"):  # a band below zero must not be cut off
+        [ax] = _axes(draw_curves({"top": replace(curve, **{negative: tuple(-x for x in getattr(curve, negative))})}))
+        assert ax.get_ylim()[0] < min(getattr(curve, negative)) * -1 + 1e-9
+        assert list(ax.lines[-1].get_ydata()) == [0, 0]
+
+
+def test_two_curves_of_one_name_and_label_are_refused():
+    curve = MADE.curves()["top"]
+    with pytest.raises(DataError, match="top has two curves named"):
+        draw_curves({"top": [curve, curve]})
+
+
+def test_a_head_map_with_negative_means_is_coloured_around_zero():
+    reading = MADE["top"].reading()
+    image = _axes(draw_head_map(replace(reading, values=reading.values - 0.2), title="signed"))[0].images[0]
+    low, high = image.get_clim()
+    assert low == -high < 0
 
 
 def test_drawing_needs_a_curve():

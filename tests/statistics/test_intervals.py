@@ -200,6 +200,13 @@ def test_a_few_orders_are_never_a_finding(n):
     assert not any(interval.excludes_zero for interval in correlations)
 
 
+def test_repeating_every_prompt_of_equal_rankings_changes_no_end():
+    x, names = np.arange(10.0), [str(i) for i in range(10)]
+    alone = rank_correlations(x[:, None], x, names)[0]
+    repeated = rank_correlations(np.repeat(x, 4)[:, None], np.repeat(x, 4), [n for n in names for _ in range(4)])[0]
+    assert (repeated.low, repeated.high) == pytest.approx((alone.low, alone.high))
+
+
 def test_no_interval_is_narrower_than_normal_theory_has_it():
     for seed in range(30):
         rng = np.random.default_rng(seed)

@@ -34,7 +34,11 @@ def a_salience(mean: tuple[float, ...], low: tuple[float, ...], high: tuple[floa
             a_salience((0.1, -0.2), (-0.1, -0.5), (0.3, 0.2)),
             "measurably with popularity at no layer",
         ),
-        (a_salience((0.1, 0.2), (NAN, NAN), (NAN, NAN)), "no interval for a correlation with it"),
+        (
+            a_salience((0.1, 0.2), (NAN, NAN), (NAN, NAN)),
+            "; no interval for a correlation with popularity: it needs at least 10 subjects of known popularity, "
+            "and values that differ.",
+        ),
     ],
 )
 def test_the_largest_sure_correlation_is_named(salience: Salience, expected: str) -> None:

@@ -47,7 +47,7 @@ def make_weights(term: Term, examples: Sequence[Example], base: BaseModel) -> li
     among = prompts_of(base.among)
     scores = score_prompts(prompts_of(examples), str(term.argument), base.hooked, base.batch_size, among)
     if term.argument == "relevance":
-        return [{term.key: torch.tensor(1.0 if score > 0 else DOWNWEIGHT)} for score in scores]
+        return [{term.key: torch.tensor(DOWNWEIGHT if score < 0 else 1.0)} for score in scores]
     own = torch.tensor(scores)
     others = torch.stack([example.targets[term.key + SCORE] for example in base.among]) if base.among else own
     ordered = others.sort().values

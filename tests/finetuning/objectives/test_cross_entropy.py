@@ -70,7 +70,7 @@ def test_relevance_weighs_facts_by_the_sign_of_their_push_prompt_by_prompt() -> 
     facts = [replace(fact, answers=(answer,)) for answer in ("Paris", "golf") for fact in FACTS]
     prompts = make_prompts(facts)
     pushes = [float(read_relevance(model, [prompt]).push.values.double().sum()) for prompt in prompts]
-    expected = [1.0 if push > 0 else DOWNWEIGHT for push in pushes]
+    expected = [DOWNWEIGHT if push < 0 else 1.0 for push in pushes]
     assert set(expected) == {1.0, DOWNWEIGHT}
     examples = added("weighted-ce(relevance)", facts, batch_size=5)
     assert [float(only(example, "weighted-ce(relevance)")) for example in examples] == pytest.approx(expected)
