@@ -34,9 +34,9 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
         def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             given = signature.bind(*args, **kwargs).arguments
             for name, kind in kinds.items():
-                if name in given and not _fits(given[name], kind):
+                if name in given and not fits(given[name], kind):
                     got = f"{given[name]!r:.100} ({type(given[name]).__name__})"
-                    raise ArgumentError(f"{function.__name__}: {name} must be {_words(kind)}, got {got}")
+                    raise ArgumentError(f"{function.__name__}: {name} must be {words_of(kind)}, got {got}")
             return function(*args, **kwargs)
 
         return checked
@@ -44,7 +44,8 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
     return decorate
 
 
-def _fits(value: Any, kind: Kind) -> bool:
+def fits(value: Any, kind: Kind) -> bool:
+    """Whether a value is of a kind (see `expects`)."""
     if not isinstance(kind, list):
         return isinstance(value, kind)
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
@@ -52,7 +53,8 @@ def _fits(value: Any, kind: Kind) -> bool:
     return not isinstance(value, Sized) or all(isinstance(item, kind[0]) for item in value)
 
 
-def _words(kind: Kind) -> str:
+def words_of(kind: Kind) -> str:
+    """A kind (see `expects`) in words."""
     if isinstance(kind, list):
         return f"a collection of {kind[0].__name__}"
     return " or ".join(

@@ -54,7 +54,7 @@ def load_measured(folder: Path, key: str) -> Measured | None:
         return None
     values = load_file(folder / "readings.safetensors")
     readings = tuple(_reading(labels, values[str(i)]) for i, labels in enumerate(about["readings"]))
-    answers = about["recall"] and Recall.from_json(about["recall"])
+    answers = about["recall"] and Recall.from_json(about["recall"], folder / "measured.json")
     return Measured(about["label"], readings, answers, tuple(map(_example, about["examples"])), about["source"])
 
 

@@ -21,7 +21,7 @@ from attnbalance.explanation.figures import draw_causes
 from attnbalance.explanation.page import write_page
 from attnbalance.explanation.sentences import headline
 from attnbalance.explanation.tables import explanation_json, write_changes
-from attnbalance.files.outputs import as_folder, read_saved, replacing, write_json
+from attnbalance.files.outputs import as_folder, check_saved, read_saved, replacing, write_json
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import HookedModel
@@ -143,7 +143,8 @@ def _ask(
         path = work / f"{i}.json"
         saved = read_saved(path)
         if saved.get("name") == treatment.name:
-            answers = Recall.from_json(saved["recall"])
+            check_saved(path, saved, path, recall=dict)
+            answers = Recall.from_json(saved["recall"], path)
         else:
             answers = treatment.ask()
             write_json(path, {"name": treatment.name, "recall": asdict(answers)})

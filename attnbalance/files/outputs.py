@@ -10,11 +10,13 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from attnbalance.arguments import Kind, fits, words_of
 from attnbalance.errors import OutputError
 
 MARKER = "attnbalance.json"
@@ -51,6 +53,23 @@ def read_json(path: Path) -> dict:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def check_saved(path: Path, saved: Mapping[str, Any], remove: Path, /, **kinds: Kind) -> None:
+    """Raise `OutputError` for a file of ours that lacks a name of `kinds`, or has a value of another kind there.
+
+    path: the file.
+    saved: the JSON object in it, or one in that.
+    remove: the file or folder whose removal makes a rerun write it anew.
+    kinds: what must be there (see `arguments.expects`).
+    """
+    for name, kind in kinds.items():
+        if name not in saved or not fits(saved[name], kind):
+            got = f"{saved[name]!r:.100}" if name in saved else "none"
+            raise OutputError(
+                f"{path} was changed: {name!r} must be {words_of(kind)}, got {got}; restore the file, or remove "
+                f"{remove} and run the command again"
+            )
 
 
 @contextmanager

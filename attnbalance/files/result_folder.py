@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import MARKER, provenance, read_json, replacing, write_json
+from attnbalance.files.outputs import MARKER, check_saved, provenance, read_json, replacing, write_json
 from attnbalance.files.work import HOLDER, LOCK, close_work, in_place, is_finished, locked, working
 
 OURS = (MARKER, LOCK, HOLDER)
@@ -48,6 +48,7 @@ class ResultFolder:
         if not is_finished(self.path, self.kind, self.config):
             return False
         marker = read_json(self.path / MARKER)
+        check_saved(self.path / MARKER, {"files": []} | marker, self.path, files=[str])
         gone = [name for name in marker.get("files", ()) if not (self.path / name).is_file()]
         if gone:
             raise OutputError(

@@ -15,6 +15,7 @@ from attnbalance.errors import OutputError
 from attnbalance.files.outputs import (
     MARKER,
     TEMPORARY,
+    check_saved,
     provenance,
     read_json,
     remove,
@@ -51,7 +52,8 @@ def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
     if marker.get("kind") != kind:
         holds = f"the result of `{marker['kind']}`" if "kind" in marker else f"other things ({_first_names(held)})"
         raise OutputError(f"output {out} holds {holds}; name a new or empty folder")
-    differing = _differing(marker.get("config", {}), _as_json(config))
+    check_saved(out / MARKER, marker, out, config=dict)
+    differing = _differing(marker["config"], _as_json(config))
     if differing:
         raise OutputError(
             f"output {out} holds the result of `{kind}` with other settings: {differing}. Name a new folder, or remove "
@@ -181,7 +183,8 @@ def _begin(work: Path, marker: Mapping[str, Any]) -> None:
     if earlier == marker:
         return
     if _done(work):
-        other = _differing(earlier.get("config", {}), marker["config"]) or f"it is an {earlier.get('kind')}"
+        check_saved(work / MARKER, earlier, work, config=dict)
+        other = _differing(earlier["config"], marker["config"]) or f"it is an {earlier.get('kind')}"
         raise OutputError(
             f"{work} holds unfinished work with other settings: {other}. Continue with those, remove that folder, or "
             "choose another `out`"

@@ -7,13 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnbalance.arguments import Kind
 from attnbalance.data.facts import FactSet
 from attnbalance.data.sources.own_facts import load_own
 from attnbalance.errors import ModelError
-from attnbalance.files.outputs import MARKER, read_json
+from attnbalance.files.outputs import MARKER, check_saved, read_json
 
 KIND = "finetune"
 CHECKPOINT_KIND = "finetune checkpoint"
+KINDS: dict[str, Kind] = {
+    "base": str,
+    "config": dict,
+    "shortcuts": dict,
+    "validation_loss": [list],
+    "best_step": int,
+    "trained": str,
+    "base_completes": dict,
+    "learns_answers": bool,
+}
+"""What the `attnbalance.json` of a run holds, by name."""
+
 TRAIN, HELDOUT, TRAJECTORY = "train.jsonl", "heldout.jsonl", "trajectory.json"
 
 
@@ -57,7 +70,9 @@ class Run:
         it first differs from the right one. Subject attention: the largest probability of a subject's token, mean over
         heads and facts.
         """
-        return read_json(self.path / TRAJECTORY).get("trajectory", [])
+        saved = read_json(self.path / TRAJECTORY)
+        check_saved(self.path / TRAJECTORY, saved, self.path, trajectory=[dict])
+        return saved["trajectory"]
 
     @property
     def heldout(self) -> FactSet:
@@ -71,7 +86,7 @@ class Run:
 
 
 def load_run(path: str | Path) -> Run:
-    """The finished run in a folder; raises `ModelError` if there is none."""
+    """The finished run in a folder; raises `ModelError` if there is none, `OutputError` for a changed record of it."""
     path = Path(path)
     marker = read_json(path / MARKER)
     if marker.get("kind") != KIND:
@@ -81,6 +96,9 @@ def load_run(path: str | Path) -> Run:
         raise ModelError(
             f"expected a finished finetuning run at {path}, got {held}; name the folder that finetuning wrote"
         )
+    marker = {"trained": "", "base_completes": {}, "learns_answers": True} | marker
+    check_saved(path / MARKER, marker, path, **KINDS)
+    check_saved(path / MARKER, marker["shortcuts"], path, **{relation: [str] for relation in marker["shortcuts"]})
     return Run(
         path=path,
         base=marker["base"],
@@ -88,9 +106,9 @@ def load_run(path: str | Path) -> Run:
         shortcuts={relation: tuple(answers) for relation, answers in marker["shortcuts"].items()},
         validation_loss={int(step): loss for step, loss in marker["validation_loss"]},
         best_step=marker["best_step"],
-        trained=marker.get("trained", ""),
-        base_completes=marker.get("base_completes", {}),
-        learns_answers=marker.get("learns_answers", True),
+        trained=marker["trained"],
+        base_completes=marker["base_completes"],
+        learns_answers=marker["learns_answers"],
     )
 
 

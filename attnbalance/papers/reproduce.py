@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError, OutputError
-from attnbalance.files.outputs import as_folder, provenance, read_json, write_json
+from attnbalance.files.outputs import as_folder, check_saved, provenance, read_json, write_json
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.papers.figure import Cell, CellResult, PaperFigure
 
@@ -219,8 +219,16 @@ def _end_with_parent() -> None:
 
 def _saved(out: Path, cell: Cell) -> dict[str, Any]:
     """The content of a cell's file; empty if there is no file, or its settings differ."""
-    content = read_json(_file(out, cell))
+    content = _read(_file(out, cell))
     return content if content.get("settings") == dict(cell.settings) else {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a cell's file; empty if there is none. Raises `OutputError` for a file that was changed."""
+    content = read_json(path)
+    if content:
+        check_saved(path, content, path, settings=dict, values=dict, seconds=float, versions=dict)
+    return content
 
 
 def _refuse_others(cells: Mapping[str, Cell], out: Path) -> None:
@@ -228,8 +236,8 @@ def _refuse_others(cells: Mapping[str, Cell], out: Path) -> None:
     version = provenance()["versions"]["attnbalance"]  # pyright: ignore[reportIndexIssue]
     stale = []
     for cell in cells.values():
-        saved = read_json(_file(out, cell))
-        if saved and (saved.get("settings") != dict(cell.settings) or saved["versions"]["attnbalance"] != version):
+        saved = _read(_file(out, cell))
+        if saved and (saved["settings"] != dict(cell.settings) or saved["versions"].get("attnbalance") != version):
             stale.append(f"{cell.name}.json")
     if stale:
         raise OutputError(

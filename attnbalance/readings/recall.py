@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -18,6 +19,7 @@ from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
+from attnbalance.files.outputs import check_saved
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit
@@ -54,10 +56,13 @@ class Recall:
     scoring: str = WHOLE_WORDS
 
     @classmethod
-    def from_json(cls, columns: Mapping[str, Any]) -> Recall:
-        """The recall from its fields as JSON."""
+    def from_json(cls, columns: Mapping[str, Any], path: Path) -> Recall:
+        """The recall from its fields as JSON; raises `OutputError`, naming the file `path`, if they were changed."""
+        texts = {name: [str] for name in ("prompt_ids", "subjects", "outputs")}
+        check_saved(path, columns, path, **texts, popularity=list, right=dict, shortcut=[bool], scoring=str)
+        check_saved(path, columns["right"], path, **{scoring: [bool] for scoring in SCORINGS})
         right = {scoring: tuple(column) for scoring, column in columns["right"].items()}
-        lists = {name: tuple(column) for name, column in columns.items() if isinstance(column, list)}
+        lists = {name: tuple(columns[name]) for name in (*texts, "popularity", "shortcut")}
         return cls(**{**lists, "right": right, "scoring": columns["scoring"]})
 
     @property

@@ -103,7 +103,7 @@ class PreparedWorld:
         kept = self.folder.with_name(f"{self.folder.name}-{name}.json")
         saved = read_saved(kept)
         if saved:
-            return Recall.from_json(saved)
+            return Recall.from_json(saved, kept)
         answers = recall(load_model(self.base), prompts, batch_size=128, progress=self.progress)
         write_json(kept, asdict(answers))
         return answers

@@ -11,12 +11,13 @@ from typing import Any
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
-from attnbalance.files.outputs import MARKER, as_folder, provenance, read_json, read_saved, write_json
+from attnbalance.files.outputs import MARKER, as_folder, check_saved, provenance, read_json, read_saved, write_json
 from attnbalance.files.work import in_place, is_finished, locked
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.studies.plan import Fit, Study, parse_study, recipe_of, variants
 from attnbalance.studies.prepared_world import PreparedWorld
 from attnbalance.studies.run_fit import RESULT, run_fit
+from attnbalance.studies.summary import FIELDS
 from attnbalance.studies.worker import parse_worker
 
 KIND = "study"
@@ -127,7 +128,7 @@ def _take_up(worlds: Mapping[str, Mapping[str, Any]], out: Path) -> None:
     So worlds may be added, and one whose model could not be loaded may name another. What differs beyond that raises
     `OutputError`.
     """
-    before, now = read_json(out / MARKER).get("config", {}).get("worlds", {}), dict(worlds)
+    before, now = _worlds_in(out), dict(worlds)
     begun = {name: now.get(name) for name in before if _begun(out, name)}
     for name, settings in begun.items():
         for key, what in (("facts_sha256", "facts"), ("model_files", "model's files")):
@@ -140,6 +141,17 @@ def _take_up(worlds: Mapping[str, Mapping[str, Any]], out: Path) -> None:
         write_json(out / MARKER, {"kind": KIND, "config": {"worlds": now}} | provenance())
 
 
+def _worlds_in(out: Path) -> dict[str, dict[str, Any]]:
+    """The worlds that a folder of a study records, with their settings; none in another folder."""
+    path, marker = out / MARKER, read_json(out / MARKER)
+    if marker.get("kind") != KIND:
+        return {}
+    check_saved(path, marker, out, config=dict)
+    check_saved(path, marker["config"], out, worlds=dict)
+    check_saved(path, marker["config"]["worlds"], out, **dict.fromkeys(marker["config"]["worlds"], dict))
+    return marker["config"]["worlds"]
+
+
 def _begun(out: Path, world: str) -> bool:
     """Whether something was measured on a world: a fit, or what its base knows."""
     measured = itertools.chain(out.glob(f"fits/{world}/*/*/*/{RESULT}"), out.glob(f"bases/{world}-[0-9]*.json"))
@@ -147,8 +159,11 @@ def _begun(out: Path, world: str) -> bool:
 
 
 def _done(fit: Fit, plan: Study, out: Path) -> bool:
-    """Whether a fit has its result; raises `OutputError` where that is of other settings than the study's."""
-    result = read_saved(out / fit.folder / RESULT)
+    """Whether a fit has its result; raises `OutputError` if it was changed or has other settings than the study's."""
+    path = out / fit.folder / RESULT
+    result = read_saved(path)
+    if result:
+        check_saved(path, result, path, **FIELDS, method_settings=dict)
     if result and result["method_settings"] != plan.methods[fit.method]:
         raise OutputError(
             f"{out / fit.folder} holds a fit with other settings ({result['method_settings']}); give the method "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from attnbalance.arguments import Kind
 from attnbalance.statistics.intervals import Interval, ratio_intervals, seed_interval
 from attnbalance.statistics.shares import gain_interval, share_interval
 
@@ -17,6 +19,25 @@ PLAIN, GAP = "plain", ("top", "bottom")
 
 FitResult = Mapping[str, Any]
 """One fit's `result.json`."""
+
+
+FIELDS: dict[str, Kind] = {
+    "world": str,
+    "split": str,
+    "method": str,
+    "seed": int,
+    "prompt_ids": [str],
+    "subjects": [str],
+    "correct": [bool],
+    "stated": [bool],
+    "accuracy_by_quintile": [float],
+    "shortcut_rate": (float, NoneType),
+    "subject_attention": [float],
+    "new_facts": (float, NoneType),
+    "kept_facts": (float, NoneType),
+    "drift": float,
+}
+"""What the summary reads of one fit's `result.json`, by name."""
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,17 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import NoneType
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from attnbalance.arguments import Kind
 from attnbalance.errors import OutputError
 from attnbalance.files.outputs import (
     as_folder,
+    check_saved,
     provenance,
     read_json,
     read_saved,
@@ -136,6 +139,22 @@ def test_a_loop_of_links_is_no_output_folder(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(OutputError, match="loop"):
         as_folder(tmp_path / "loop")
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        ({"n": 1}, "'rows' must be a collection of str, got none; restore the file, or remove run and run the command"),
+        ({"n": 1, "rows": None}, "'rows' must be a collection of str, got None"),
+        ({"n": 1, "rows": ["a", 1]}, r"'rows' must be a collection of str, got \['a', 1\]"),
+        ({"n": "1", "rows": []}, "'n' must be int or None, got '1'"),
+    ],
+)
+def test_a_changed_file_is_refused_with_what_it_lacks(saved: dict[str, object], message: str) -> None:
+    kinds: dict[str, Kind] = {"n": (int, NoneType), "rows": [str]}
+    check_saved(Path("run/a.json"), {"n": None, "rows": ["a"], "more": 1}, Path("run"), **kinds)
+    with pytest.raises(OutputError, match=f"run/a.json was changed: {message}"):
+        check_saved(Path("run/a.json"), saved, Path("run"), **kinds)
 
 
 def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:

@@ -110,6 +110,14 @@ def test_a_folder_whose_marker_lists_no_files_is_finished(tmp_path: Path) -> Non
     assert results.is_finished()
 
 
+def test_a_list_of_files_that_was_changed_is_refused(tmp_path: Path) -> None:
+    results, marker = results_in(tmp_path), tmp_path / "out" / MARKER
+    make(results, [])
+    write_json(marker, read_json(marker) | {"files": None})
+    with pytest.raises(OutputError, match="'files' must be a collection of str, got None"):
+        results.is_finished()
+
+
 def test_work_left_at_the_very_end_by_a_kill_is_removed(tmp_path: Path) -> None:
     results = results_in(tmp_path)
     make(results, [])

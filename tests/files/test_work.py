@@ -57,6 +57,23 @@ def test_other_results_are_not_overwritten(tmp_path: Path, kind: str, config: di
         is_finished(tmp_path, kind, config)
 
 
+@pytest.mark.parametrize("changed", [{}, {"config": None}, {"config": [1]}])
+def test_a_folder_whose_record_was_changed_is_refused_with_what_to_do(tmp_path: Path, changed: dict) -> None:
+    write_json(tmp_path / MARKER, {"kind": "kind"} | changed)
+    with pytest.raises(OutputError, match=f"{MARKER} was changed: 'config' must be dict, got .*remove {tmp_path} and"):
+        is_finished(tmp_path, "kind", CONFIG)
+
+
+def test_unfinished_work_whose_record_was_changed_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), working(tmp_path / "out", "kind", CONFIG) as work:
+        (work / "measured").write_text("1")
+        raise KeyboardInterrupt
+    write_json(work / MARKER, read_json(work / MARKER) | {"config": None})
+    with pytest.raises(OutputError, match=f"'config' must be dict, got None; .*remove {work} and"):  # noqa: SIM117
+        with working(tmp_path / "out", "kind", CONFIG):
+            pass
+
+
 @pytest.mark.parametrize(
     "name", ["thesis.tex", ".notes.old", ".draft.tmp", ".data.old/all", ".attnbalance-abcdefgh/precious"]
 )

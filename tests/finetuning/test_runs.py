@@ -2,14 +2,49 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from attnbalance.errors import ModelError
-from attnbalance.files.outputs import MARKER
-from attnbalance.finetuning.runs import load_run
+from attnbalance.errors import ModelError, OutputError
+from attnbalance.files.outputs import MARKER, write_json
+from attnbalance.finetuning.runs import KIND, TRAJECTORY, load_run
+
+RECORD = {
+    "kind": KIND,
+    "base": "gpt2",
+    "config": {},
+    "shortcuts": {"country": ["Peru"]},
+    "validation_loss": [[2, 0.5]],
+    "best_step": 2,
+}
 
 
 def test_a_folder_without_a_run_is_refused(llama, tmp_path):
     for path, held in ((llama, "the result of `pretrain`"), (tmp_path, f"no {MARKER}"), (tmp_path / "x", "nothing")):
         with pytest.raises(ModelError, match=held):
             load_run(path)
+
+
+@pytest.mark.parametrize("name", [name for name in RECORD if name != "kind"])
+def test_a_run_whose_record_was_changed_is_refused_by_the_name_that_is_wrong(tmp_path: Path, name: str) -> None:
+    write_json(tmp_path / MARKER, RECORD)
+    assert load_run(tmp_path).validation_loss == {2: 0.5}
+    for changed in (RECORD | {name: None}, {kept: value for kept, value in RECORD.items() if kept != name}):
+        write_json(tmp_path / MARKER, changed)
+        with pytest.raises(
+            OutputError, match=f"{tmp_path / MARKER} was changed: '{name}' must be .* remove {tmp_path}"
+        ):
+            load_run(tmp_path)
+
+
+def test_shortcuts_and_a_trajectory_that_were_changed_are_refused(tmp_path: Path) -> None:
+    write_json(tmp_path / MARKER, RECORD)
+    write_json(tmp_path / TRAJECTORY, {"trajectory": 3})
+    with pytest.raises(
+        OutputError, match=f"{TRAJECTORY} was changed: 'trajectory' must be a collection of dict, got 3"
+    ):
+        _ = load_run(tmp_path).trajectory
+    write_json(tmp_path / MARKER, RECORD | {"shortcuts": {"country": "Peru"}})
+    with pytest.raises(OutputError, match="'country' must be a collection of str, got 'Peru'"):
+        load_run(tmp_path)

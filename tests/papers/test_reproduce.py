@@ -99,6 +99,15 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch
     assert len(RUNS) == len(set(RUNS)) == 9
 
 
+@pytest.mark.parametrize("change", [{"versions": None}, {"values": 3}, {"seconds": "1"}, {"settings": []}])
+def test_a_cell_that_was_changed_is_refused_by_the_name_of_its_file(tmp_path: Path, change: dict) -> None:
+    reproduce(["first"], tmp_path / "out", seeds=2, workers=1)
+    path = tmp_path / "out/cells/cell-1-0.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(OutputError, match=f"{path} was changed: '{next(iter(change))}' must be .* remove {path} and"):
+        reproduce(["first"], tmp_path / "out", seeds=2, workers=1)
+
+
 def test_the_page_holds_every_claim_and_escapes_what_it_is_told(tmp_path: Path) -> None:
     reproduce(["all"], tmp_path / "out", seeds=2, facts="absent", workers=1, command="attnbalance reproduce <all>")
     page = (tmp_path / "out" / "report.html").read_text()

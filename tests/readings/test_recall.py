@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import make_prompts
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, OutputError
 from attnbalance.readings.recall import Recall, compare_accuracy, score
 from attnbalance.readings.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS
 
@@ -200,3 +202,16 @@ def test_one_subject_gives_no_interval_for_mixed_gains():
 def test_recalls_of_different_prompts_are_not_compared():
     with pytest.raises(DataError, match="same prompts"):
         compare_accuracy(_recall([True]), _recall([True, True]))
+
+
+def test_saved_answers_are_read_again_and_refused_by_the_name_that_was_changed() -> None:
+    prompts = make_prompts([Fact("Oslo", "country", ("Norway",), 3.0), Fact("Lima", "country", ("Peru",))])
+    answers = score(prompts, ["Norway", "Chile"], {"country": ("Norway",)})
+    saved = json.loads(json.dumps(asdict(answers)))
+    assert Recall.from_json(saved, Path("a.json")) == answers
+    for name in saved:
+        for changed in (saved | {name: 3}, {kept: value for kept, value in saved.items() if kept != name}):
+            with pytest.raises(OutputError, match=f"a.json was changed: '{name}' must be"):
+                Recall.from_json(changed, Path("a.json"))
+    with pytest.raises(OutputError, match="a.json was changed: 'containment' must be a collection of bool, got none"):
+        Recall.from_json(saved | {"right": {WHOLE_WORDS: [True, False]}}, Path("a.json"))

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.errors import DataError, ModelError, OutputError
+from attnbalance.files.outputs import MARKER, read_json, write_json
 from attnbalance.files.work import in_place, locked
 from attnbalance.finetuning.splits import split_facts
 from attnbalance.studies import run_fit
@@ -123,6 +124,32 @@ def test_a_damaged_part_of_a_study_is_set_aside_and_made_again(
     with pytest.warns(UserWarning, match="set aside as damaged-"):
         study(config, out)
     assert numbers(out) == numbers(done)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"drift": "none"}, "'drift' must be float, got 'none'"),
+        ({"correct": None}, "'correct' must be a collection of bool, got None"),
+        ({"method_settings": []}, "'method_settings' must be dict"),
+    ],
+)
+def test_a_result_that_was_changed_is_refused_by_the_name_of_its_file(
+    config: Path, done: Path, tmp_path: Path, change: dict, message: str
+) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "out"))
+    path = out / "fits/tiny/seed-0/top/plain" / RESULT
+    for content in (read_json(path) | change, {k: v for k, v in read_json(path).items() if k not in change}):
+        write_json(path, content)
+        with pytest.raises(OutputError, match=f"{path} was changed: {message.partition(',')[0]}"):
+            study(config, out)
+
+
+@pytest.mark.parametrize("changed", [None, {"worlds": None}, {"worlds": {"tiny": None}}])
+def test_a_study_whose_record_was_changed_is_refused(config: Path, tmp_path: Path, changed: object) -> None:
+    write_json(tmp_path / "out" / MARKER, {"kind": KIND, "config": changed})
+    with pytest.raises(OutputError, match=f"{MARKER} was changed: .* must be dict, got None; restore the file"):
+        study(config, tmp_path / "out")
 
 
 def test_two_commands_at_the_same_part_of_a_study_do_not_meet(config: Path, tmp_path: Path) -> None:
