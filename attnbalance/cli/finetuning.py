@@ -84,9 +84,11 @@ def finetune(
     """
     from attnbalance.comparison.usable_prompts import without_bad
     from attnbalance.data.facts import FactSet
-    from attnbalance.data.prompts import Prompt, make_prompts
+    from attnbalance.data.prompt_sets import PromptSet
+    from attnbalance.data.prompts import make_prompts
     from attnbalance.data.sources.load_facts import load_facts
     from attnbalance.finetuning.completion import describe
+    from attnbalance.finetuning.examples import examples_of
     from attnbalance.finetuning.finetune import finetune as run
     from attnbalance.finetuning.objectives.parse import parse_objective
     from attnbalance.finetuning.ranking import RANKINGS, rank_facts
@@ -121,11 +123,13 @@ def finetune(
     )
     progress = show_progress()
     chosen = load_facts(facts, as_names(relations), limit, seed)
+    tokenizer, max_positions = load_limits(model)
 
-    def make(fact_set: FactSet) -> tuple[Prompt, ...]:
-        prompts = make_prompts(fact_set, template)
+    def make(fact_set: FactSet) -> PromptSet:
+        prompts = PromptSet.of(make_prompts(fact_set, template), tokenizer)
+        examples_of(prompts, tokenizer, max_positions=max_positions)
         if rank_by == "salience":
-            make_answer_tokens(prompts, load_limits(model)[0])
+            make_answer_tokens(prompts, tokenizer)
         return prompts
 
     prompts, dropped = without_bad(chosen, make, skip_bad)

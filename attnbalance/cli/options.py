@@ -33,7 +33,7 @@ Scoring = Annotated[
     ),
 ]
 SkipBad = Annotated[
-    bool, typer.Option("--skip-bad", help="Drop and count facts whose question does not hold its subject exactly once.")
+    bool, typer.Option("--skip-bad", help="Drop and count facts that cannot be asked; the error without it says why.")
 ]
 Template = Annotated[
     str,

@@ -112,15 +112,14 @@ def batches(encodings: Sequence[HasIds], batch_size: int, alike_from: int | None
 
 
 def check_lengths(encodings: Sequence[Encoding], max_positions: int | None, extra: Sequence[int] | None = None) -> None:
-    """Raise `BadRowsError` for prompts that, with `extra` tokens to generate, are longer than the model's positions."""
+    """Raise `BadRowsError` for prompts that, with `extra` tokens for the answer, exceed the model's positions."""
     if max_positions is None:
         return
-    to_generate = extra or [0] * len(encodings)
-    bad = [
-        (i, f"{len(encoding.ids)} tokens{f' and {more} to generate' if more else ''}: {encoding.prompt.text[:60]!r}...")
-        for i, (encoding, more) in enumerate(zip(encodings, to_generate, strict=True))
-        if len(encoding.ids) + more > max_positions
-    ]
+    bad = []
+    for i, (encoding, more) in enumerate(zip(encodings, extra or [0] * len(encodings), strict=True)):
+        if len(encoding.ids) + more > max_positions:
+            needed = f"{len(encoding.ids)} tokens" + (f" and {more} for the answer" if more else "")
+            bad.append((i, f"{needed}: {encoding.prompt.text[:60]!r}..."))
     if bad:
         raise BadRowsError(
             f"prompts are longer than the model's {max_positions} positions",

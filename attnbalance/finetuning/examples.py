@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
-from attnbalance.data.batches import batches
+from attnbalance.data.batches import batches, check_lengths
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
@@ -74,33 +74,42 @@ def first_difference(example: Example, other: Example) -> tuple[int, int]:
 
 @expects(facts=[Fact], tokenizer=PreTrainedTokenizerBase)
 def make_examples(
-    facts: Sequence[Fact], tokenizer: PreTrainedTokenizerBase, template: str | Template = "qa", *, end: bool = True
+    facts: Sequence[Fact],
+    tokenizer: PreTrainedTokenizerBase,
+    template: str | Template = "qa",
+    *,
+    max_positions: int | None = None,
 ) -> list[Example]:
     """One example for each fact, in order: prompt + " " + first answer + end-of-sequence token, if there is one.
 
     The prompt's tokens are exactly those of its `Encoding`, so that training and asking agree. Raises
     `DataError` for no facts and for a template that cannot ask them, and `BadRowsError` if the tokenizer merges the end
-    of a prompt with the answer.
+    of a prompt with the answer, and for examples longer than `max_positions`.
 
     Args:
         facts: The facts.
         tokenizer: The model's tokenizer.
         template: How the facts are asked.
-        end: Whether to add the end-of-sequence token.
+        max_positions: The longest input of the model, in tokens; None: no limit.
     """
     if not len(facts):
         raise DataError("expected facts to make examples of, got none")
-    return examples_of(make_prompts(facts, template), tokenizer, end=end)
+    return examples_of(make_prompts(facts, template), tokenizer, max_positions=max_positions)
 
 
-def examples_of(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, *, end: bool = True) -> list[Example]:
-    """`make_examples` for existing prompts, e.g. rendered as chats."""
+def examples_of(
+    prompts: Sequence[Prompt],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    end: bool = True,
+    max_positions: int | None = None,
+) -> list[Example]:
+    """`make_examples` for existing prompts, e.g. rendered as chats; `end`: whether to add the end-of-sequence token."""
     prompts = PromptSet.of(prompts, tokenizer)
     last = [tokenizer.eos_token_id] if end and isinstance(tokenizer.eos_token_id, int) else []
-    return [
-        _joined(encoding, (*answer, *last))
-        for encoding, answer in zip(prompts.encodings, prompts.answers.ids, strict=True)
-    ]
+    labels = [(*answer, *last) for answer in prompts.answers.ids]
+    check_lengths(prompts.encodings, max_positions, extra=[len(label) for label in labels])
+    return [_joined(*pair) for pair in zip(prompts.encodings, labels, strict=True)]
 
 
 def _joined(encoding: Encoding, labels: Sequence[int]) -> Example:

@@ -14,7 +14,6 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from attnbalance.data.prompts import as_template
-from attnbalance.errors import DataError
 from attnbalance.files.outputs import MARKER, provenance, replacing, write_json, write_text
 from attnbalance.files.work import is_finished
 from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, written
@@ -72,9 +71,10 @@ def finetune_model(
     parse_parts(settings.parts)
     tokenizer, limit = load_limits(base)
     template = as_template(settings.template)
-    examples = make_examples(split.train.facts, tokenizer, template)
-    validation = _with_shortcuts(make_examples(split.validation.facts, tokenizer, template), examples, split)
-    _check_lengths([*examples, *validation], limit, base)
+    examples, validation = (
+        make_examples(part.facts, tokenizer, template, max_positions=limit) for part in (split.train, split.validation)
+    )
+    validation = _with_shortcuts(validation, examples, split)
     data = TrainingData(_in_order(examples, split, settings), validation)
     trainable = _trainable(base, settings, [*examples, *validation])
     about = {
@@ -125,14 +125,6 @@ def _with_shortcuts(validation: Sequence[Example], train: Sequence[Example], spl
         label = first_difference(example, shortcuts[fact.relation]) if known else (-1, -1)
         result.append(replace(example, targets={SHORTCUT: torch.tensor(label)}))
     return result
-
-
-def _check_lengths(examples: Sequence[Example], limit: int | None, base: str) -> None:
-    longest = max(len(example.ids) for example in examples)
-    if limit is not None and longest > limit:
-        raise DataError(
-            f"a question with its answer takes {longest} tokens, but {base} has {limit} positions; shorten it"
-        )
 
 
 def _trainable(base: str, settings: FinetuneSettings, examples: Sequence[Example]) -> _Trainable:

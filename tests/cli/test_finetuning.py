@@ -63,3 +63,21 @@ def test_finetune_ranks_by_what_the_model_shows_and_drops_what_cannot_be_ranked(
     )
     assert code == 2
     assert "split whole does not rank facts" in text
+
+
+def test_finetune_names_the_questions_that_are_too_long_and_drops_them(gpt2_folder: Path, tmp_path: Path) -> None:
+    facts = [(f"Subject {i}", "city", ("Paris", "Rome")[i % 2]) for i in range(20)]
+    facts.insert(3, ("Long " * 60, "city", "Rome"))
+    facts.insert(5, ("Fits alone", "city", "R" + "o" * 100))
+    path, out = tmp_path / "facts.jsonl", tmp_path / "out"
+    lines = [json.dumps({"subject": s, "relation": r, "answers": [a]}) + "\n" for s, r, a in facts]
+    path.write_text("".join(lines))
+    options = ("--facts", path, "--template", "The {relation} of {subject} is", "--steps", 2, "--checkpoint-every", 2)
+    options += ("--split", "whole", "--out", out)
+    code, text = run_command("finetune", gpt2_folder, *options)
+    assert code == 2
+    assert all(part in text for part in ("2 of 22 prompts", "96 positions", "row 4: ", "row 6: ", "--skip-bad")), text
+    assert not out.exists()
+    code, text = run_command("finetune", gpt2_folder, *options, "--skip-bad")
+    assert code == 0, text
+    assert "Dropped of 22 facts: 2 (prompts are longer than the model's 96 positions)." in text

@@ -49,7 +49,7 @@ def test_a_prompt_of_just_the_models_positions_passes_and_one_more_is_named() ->
         BadRowsError, match=rf"1 of 9 .*{longest - 1} positions(.|\n)*{longest} tokens: 'Question(.|\n)*skip_bad=True"
     ):
         check_lengths(encodings, longest - 1)
-    with pytest.raises(BadRowsError, match="and 3 to generate") as caught:
+    with pytest.raises(BadRowsError, match="and 3 for the answer") as caught:
         check_lengths(encodings, longest + 2, extra=[3] * len(encodings))
     assert caught.value.indices == tuple(i for i, encoding in enumerate(encodings) if len(encoding.ids) == longest)
 

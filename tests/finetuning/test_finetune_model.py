@@ -54,7 +54,7 @@ def test_validation_loss_is_the_mean_over_answer_tokens(llama, tmp_path, lora_ra
 
 def test_questions_longer_than_the_model_are_refused(llama, tmp_path):
     long = Fact("word" + " word" * 600, "sport", ("golf",), 1.0)
-    with pytest.raises(DataError, match="has 512 positions"):
+    with pytest.raises(DataError, match="1 of 1 prompts are longer than the model's 512 positions"):
         finetune(llama, replace(SPLIT, train=FactSet((long,))), tmp_path / "run", short())
 
 

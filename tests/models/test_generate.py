@@ -114,7 +114,7 @@ def test_a_prompt_that_leaves_no_room_for_the_answer_is_refused() -> None:
     longest = max(len(one.ids) for one in encode(tiny_prompts(), hooked.tokenizer))
     room = (hooked.max_positions or 0) - longest
     assert len(generate(hooked, tiny_prompts(), max_new_tokens=room, batch_size=9)) == 9
-    with pytest.raises(BadRowsError, match=rf"longer than the model's 96 positions(.|\n)*{room + 1} to generate"):
+    with pytest.raises(BadRowsError, match=rf"longer than the model's 96 positions(.|\n)*{room + 1} for the answer"):
         generate(hooked, tiny_prompts(), max_new_tokens=room + 1, batch_size=9)
 
 
