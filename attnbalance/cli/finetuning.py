@@ -133,7 +133,7 @@ def finetune(
         return prompts
 
     prompts, dropped = without_bad(chosen, make, skip_bad)
-    usable = replace(chosen, facts=tuple(prompt.fact for prompt in prompts))
+    usable = replace(chosen, facts=tuple(prompt.fact for prompt in prompts), dropped={**chosen.dropped, **dropped})
     scores = None
     if rank_by != "popularity":
         scores = rank_facts(usable, rank_by, load_model(model, dtype=dtype), template=template, batch_size=batch_size)

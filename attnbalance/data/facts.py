@@ -118,7 +118,7 @@ class FactSet:
 
     facts: the facts.
     name: the source's name, for messages and result files.
-    dropped: number of rows that loading dropped, by reason.
+    dropped: number of rows that loading and `--skip-bad` dropped, by reason.
     """
 
     facts: tuple[Fact, ...]

@@ -196,5 +196,6 @@ def _about(split: Split) -> dict[str, object]:
     sizes = {part: len(getattr(split, part)) for part in ("train", "validation", "heldout")}
     return {
         "split": {"name": split.name, **sizes, "left_out": split.left_out},
+        "dropped": dict(split.train.dropped),
         "shortcuts": split.train.most_frequent_answers(),
     }

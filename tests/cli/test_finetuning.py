@@ -81,3 +81,5 @@ def test_finetune_names_the_questions_that_are_too_long_and_drops_them(gpt2_fold
     code, text = run_command("finetune", gpt2_folder, *options, "--skip-bad")
     assert code == 0, text
     assert "Dropped of 22 facts: 2 (prompts are longer than the model's 96 positions)." in text
+    recorded = json.loads((out / "attnbalance.json").read_text())["dropped"]
+    assert recorded == {"prompts are longer than the model's 96 positions": 2}
