@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnbalance.data.facts import FactSet
 from attnbalance.errors import DataError, ModelError
-from attnbalance.files.outputs import MARKER, read_json
+from attnbalance.files.outputs import MARKER, check_saved, read_json
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
@@ -32,8 +32,16 @@ class ModelSpec:
 
     @property
     def run(self) -> Mapping[str, object]:
-        """The `attnbalance.json` in the folder of the adapter or model: how it was made; empty without one."""
-        return read_json(Path(self.adapter or self.model) / MARKER)
+        """The `attnbalance.json` in the folder of the adapter or model: how it was made; empty without one.
+
+        Raises `OutputError` if it was changed, so that its shortcuts are no answers by relation.
+        """
+        path = Path(self.adapter or self.model) / MARKER
+        record = read_json(path)
+        if "shortcuts" in record:
+            check_saved(path, record, path, shortcuts=dict)
+            check_saved(path, record["shortcuts"], path, **{relation: [str] for relation in record["shortcuts"]})
+        return record
 
 
 @dataclass(frozen=True)

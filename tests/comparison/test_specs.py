@@ -9,7 +9,8 @@ from tiny import FACTS
 
 from attnbalance import FactSet
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, parse_spec, results_config
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, OutputError
+from attnbalance.files.outputs import MARKER, write_json
 
 
 @pytest.mark.parametrize(
@@ -58,3 +59,12 @@ def test_the_config_of_results_changes_with_weights_facts_and_settings(llama_fol
     assert config["facts_sha256"] != results_config(specs, FactSet(FACTS[1:]), MeasureSettings(), False)["facts_sha256"]
     (llama_folder / "config.json").write_text((llama_folder / "config.json").read_text() + " ")
     assert config["files"] != results_config(specs, facts, MeasureSettings(), False)["files"]
+
+
+@pytest.mark.parametrize("shortcuts", [None, {"country": "Peru"}, {"country": [3]}])
+def test_recorded_shortcuts_that_were_changed_are_refused(tmp_path: Path, shortcuts: object) -> None:
+    write_json(tmp_path / MARKER, {"kind": "finetune", "shortcuts": {"country": ["Peru"]}})
+    assert ModelSpec("a", str(tmp_path)).run["shortcuts"] == {"country": ["Peru"]}
+    write_json(tmp_path / MARKER, {"kind": "finetune", "shortcuts": shortcuts})
+    with pytest.raises(OutputError, match=f"{tmp_path / MARKER} was changed: '(shortcuts|country)' must be"):
+        _ = ModelSpec("a", str(tmp_path)).run
