@@ -11,13 +11,14 @@ from attnbalance.errors import ArgumentError
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-Kind = type | tuple[type, ...] | list[type]
+Kind = type | list[type] | dict[type, list[type]] | tuple["Kind", ...]
 
 
 def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Makes a function raise `ArgumentError` for an argument that is not an instance of its kind.
 
-    A kind is a type, a tuple of types of which any will do, or a list of one type: a collection of its instances.
+    A kind is a type, a list of one type (a collection of its instances), a dict of one type and one list (a mapping to
+    collections), or a tuple of kinds of which any will do. A text is no collection of texts.
 
     >>> @expects(count=int)
     ... def double(count):
@@ -36,7 +37,9 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
             for name, kind in kinds.items():
                 if name in given and not fits(given[name], kind):
                     got = f"{given[name]!r:.100} ({type(given[name]).__name__})"
-                    raise ArgumentError(f"{function.__name__}: {name} must be {words_of(kind)}, got {got}")
+                    raise ArgumentError(
+                        f"{function.__name__}: {name} must be {words_of(kind)}, got {got}{_advice(given[name], kind)}"
+                    )
             return function(*args, **kwargs)
 
         return checked
@@ -46,6 +49,11 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
 
 def fits(value: Any, kind: Kind) -> bool:
     """Whether a value is of a kind (see `expects`)."""
+    if isinstance(kind, tuple):
+        return any(fits(value, option) for option in kind)
+    if isinstance(kind, dict):
+        ((key_kind, item_kind),) = kind.items()
+        return isinstance(value, Mapping) and all(fits(k, key_kind) and fits(v, item_kind) for k, v in value.items())
     if not isinstance(kind, list):
         return isinstance(value, kind)
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
@@ -55,8 +63,24 @@ def fits(value: Any, kind: Kind) -> bool:
 
 def words_of(kind: Kind) -> str:
     """A kind (see `expects`) in words."""
+    if isinstance(kind, tuple):
+        return " or ".join(map(words_of, kind))
+    if isinstance(kind, dict):
+        ((key_kind, item_kind),) = kind.items()
+        return f"a mapping from {words_of(key_kind)} to {words_of(item_kind)}"
     if isinstance(kind, list):
         return f"a collection of {kind[0].__name__}"
-    return " or ".join(
-        option.__name__.replace("NoneType", "None") for option in (kind if isinstance(kind, tuple) else [kind])
-    )
+    return kind.__name__.replace("NoneType", "None")
+
+
+def _advice(value: Any, kind: Kind) -> str:
+    """What to write for a single item that was given where a collection is expected."""
+    if isinstance(kind, tuple):
+        return next(filter(None, (_advice(value, option) for option in kind)), "")
+    if isinstance(kind, dict):
+        ((_, item_kind),) = kind.items()
+        items = value.values() if isinstance(value, Mapping) else ()
+        return next(filter(None, (_advice(item, item_kind) for item in items)), "")
+    if isinstance(kind, list) and isinstance(value, kind[0]):
+        return f"; write [{value!r:.100}]"
+    return ""

@@ -5,24 +5,49 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from types import NoneType
 
+import numpy as np
 import pytest
+import torch
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer
 
+from attnbalance import (
+    Fact,
+    FactSet,
+    Reading,
+    Recall,
+    gain_interval,
+    load_facts,
+    mean_intervals,
+    rank_correlations,
+    ratio_intervals,
+    recall,
+    reproduce,
+    share_interval,
+    split_facts,
+    steer_attention,
+)
 from attnbalance.arguments import expects
 from attnbalance.errors import ArgumentError, AttnBalanceError
+from attnbalance.models.hooked import hook
+from attnbalance.readings.scoring import is_match
 
 
-@expects(count=int, name=(str, NoneType), parts=[str])
-def taking(count: int, name: str | None = None, *, parts: object = ()) -> tuple[object, ...]:
+@expects(count=int, name=(str, NoneType), parts=[str], forms=({str: [str]}, NoneType))
+def taking(count: int, name: str | None = None, *, parts: object = (), forms: object = None) -> tuple[object, ...]:
     """What it was given."""
-    return count, name, parts
+    return (count, name, parts) if forms is None else (forms,)
 
 
 def test_arguments_of_the_right_kind_pass_however_they_are_given() -> None:
     assert taking(1) == (1, None, ())
     assert taking(1, "a", parts=["b"]) == (1, "a", ["b"])
     assert taking(name=None, count=2, parts=("b",)) == (2, None, ("b",))
+    forms = {"country": ("USA", "US"), "sport": ["golf"]}
+    assert taking(1, forms=forms) == (forms,)
+    assert taking(1, forms={}) == ({},)
     letters = iter("ab")
     assert list(taking(1, parts=letters)[2]) == ["a", "b"]  # pyright: ignore[reportArgumentType, reportCallIssue]
     assert taking.__name__ == "taking"
@@ -35,9 +60,22 @@ def test_arguments_of_the_right_kind_pass_however_they_are_given() -> None:
         ({"count": None}, "taking: count must be int, got None (NoneType)"),
         ({"count": math.nan}, "taking: count must be int, got nan (float)"),
         ({"count": 1, "name": []}, "taking: name must be str or None, got [] (list)"),
-        ({"count": 1, "parts": "text"}, "taking: parts must be a collection of str, got 'text' (str)"),
+        ({"count": 1, "parts": "text"}, "taking: parts must be a collection of str, got 'text' (str); write ['text']"),
         ({"count": 1, "parts": ["a", 1]}, "taking: parts must be a collection of str, got ['a', 1] (list)"),
         ({"count": 1, "parts": {"a": 1}}, "taking: parts must be a collection of str, got {'a': 1} (dict)"),
+        (
+            {"count": 1, "forms": {"sport": ["golf"], "country": "USA"}},
+            "taking: forms must be a mapping from str to a collection of str or None, got {'sport': ['golf'], "
+            "'country': 'USA'} (dict); write ['USA']",
+        ),
+        (
+            {"count": 1, "forms": {1: ["USA"]}},
+            "taking: forms must be a mapping from str to a collection of str or None, got {1: ['USA']} (dict)",
+        ),
+        (
+            {"count": 1, "forms": ["USA"]},
+            "taking: forms must be a mapping from str to a collection of str or None, got ['USA'] (list)",
+        ),
         ({"count": 1, "parts": None}, "taking: parts must be a collection of str, got None (NoneType)"),
     ],
 )
@@ -105,3 +143,41 @@ for function, values in {
 
 def test_no_public_function_fails_inside_on_nothing_on_a_text_or_on_a_number_that_is_none() -> None:
     subprocess.run([sys.executable, "-c", PUBLIC], check=True)  # without the checks that tests add to annotations
+
+
+OSLO, FEW = FactSet((Fact("Oslo", "country", ("Norway",)),)), tuple("abcdefgh")
+READ = Reading("height", "m", torch.zeros(8, 1, 1), (0,), FEW, FEW)
+ANSWERED = Recall(FEW, FEW, (None,) * 8, FEW, {"whole-words": (True,) * 8}, (False,) * 8)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda text: is_match("a plan", text), "answers"),
+        (lambda text: OSLO.of_relations(text), "relations"),
+        (lambda text: load_facts("nowhere.jsonl", text), "relations"),
+        (lambda text: split_facts(OSLO, "random", train_relations=text), "train_relations"),
+        (lambda text: reproduce(text, "nowhere"), "names"),
+        (lambda text: READ.at(text), "prompt_ids"),
+        (lambda text: ANSWERED.at(text), "prompt_ids"),
+        (lambda text: mean_intervals([[0.0]] * 8, text), "clusters"),
+        (lambda text: ratio_intervals([[0.0]] * 8, [1.0] * 8, text), "clusters"),
+        (lambda text: rank_correlations([[0.0]] * 8, [1.0] * 8, text), "clusters"),
+        (lambda text: share_interval([True] * 8, text), "clusters"),
+        (lambda text: gain_interval(np.ones(8, int), text), "clusters"),
+    ],
+)
+def test_a_text_is_not_read_letter_by_letter_where_texts_are_meant(
+    call: Callable[[Sequence[str]], object], name: str
+) -> None:
+    with pytest.raises(
+        ArgumentError, match=rf"{name} must be a collection of str.*, got 'abcdefgh' \(str\); write \['ab"
+    ):
+        call("abcdefgh")
+
+
+@pytest.mark.parametrize("ask", [recall, steer_attention])
+def test_accepted_answers_of_a_relation_are_a_list(ask: Callable[..., object]) -> None:
+    model = hook(tiny_model("llama"), tiny_tokenizer(), "llama")
+    with pytest.raises(ArgumentError, match=r"shortcuts must be a mapping from str to .*'USA'.*; write \['USA'\]"):
+        ask(model, tiny_prompts(), shortcuts={"country": "USA"})

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from attnbalance.arguments import expects
 from attnbalance.errors import DataError
 
 
@@ -151,6 +152,7 @@ class FactSet:
         """The facts for which `keep` is true; may be empty."""
         return replace(self, facts=tuple(filter(keep, self.facts)))
 
+    @expects(relations=[str])
     def of_relations(self, relations: Collection[str]) -> FactSet:
         """The facts of the named relations; raises `DataError` for a relation that does not occur."""
         unknown = sorted(set(relations) - set(self.relations))

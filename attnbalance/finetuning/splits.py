@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import Fact, FactSet
@@ -31,7 +32,7 @@ class Split:
     """The number of facts in no part, e.g. the other half of the training facts."""
 
 
-@expects(facts=FactSet, name=str)
+@expects(facts=FactSet, name=str, train_relations=([str], NoneType))
 def split_facts(
     facts: FactSet,
     name: str,

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attnbalance.arguments import expects
 from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError, OutputError
 from attnbalance.files.outputs import as_folder, check_saved, provenance, read_json, write_json
 from attnbalance.files.result_folder import ResultFolder
@@ -33,6 +34,7 @@ def figures() -> dict[str, PaperFigure]:
     return {figure.name: figure for figure in every}
 
 
+@expects(names=[str])
 def reproduce(
     names: Sequence[str],
     out: str | Path,

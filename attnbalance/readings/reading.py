@@ -65,6 +65,7 @@ class Reading:
         """The name without what it ends with in brackets: "subject attention" for "subject attention (max)"."""
         return self.name.partition(" (")[0]
 
+    @expects(prompt_ids=[str])
     def at(self, prompt_ids: Sequence[str]) -> Reading:
         """The reading of the named prompts, in that order; raises `DataError` for an unknown name."""
         index_of = {name: i for i, name in enumerate(self.prompt_ids)}

@@ -100,6 +100,7 @@ class Recall:
         """Indices of the prompts in each fifth by popularity, most popular first; empty fifths are left out."""
         return [part.tolist() for part in np.array_split(np.asarray(self._ranked(), dtype=int), 5) if len(part)]
 
+    @expects(prompt_ids=[str])
     def at(self, prompt_ids: Sequence[str]) -> Recall:
         """The recall of the named prompts, in that order; raises `DataError` for an unknown name."""
         index_of = {name: i for i, name in enumerate(self.prompt_ids)}
@@ -208,7 +209,7 @@ def answer_budgets(prompts: PromptSet) -> list[int]:
     return [max(NEW_TOKENS, length) for length in prompts.answers.lengths]
 
 
-@expects(model=HookedModel, prompts=[Prompt], shortcuts=(Mapping, NoneType), max_new_tokens=(int, NoneType))
+@expects(model=HookedModel, prompts=[Prompt], shortcuts=({str: [str]}, NoneType), max_new_tokens=(int, NoneType))
 def recall(
     model: HookedModel,
     prompts: Sequence[Prompt],

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 
+from attnbalance.arguments import expects
 from attnbalance.errors import DataError
 
 WHOLE_WORDS, CONTAINMENT = SCORINGS = ("whole-words", "containment")
@@ -31,6 +32,7 @@ def check_scoring(scoring: str) -> None:
         raise DataError(f"scoring must be one of {', '.join(SCORINGS)}, got {scoring!r}")
 
 
+@expects(output=str, answers=[str])
 def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) -> bool:
     """Whether an output contains one of the answers; empty answers never match.
 

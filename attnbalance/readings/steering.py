@@ -109,7 +109,7 @@ def rescue(plain: Recall, other: Recall, treated: Recall, control: Recall | None
     return Rescue(share(lost, True), share(kept, False), compare_accuracy(treated, plain), over)
 
 
-@expects(model=HookedModel, prompts=[Prompt], alphas=[Real])
+@expects(model=HookedModel, prompts=[Prompt], alphas=[Real], shortcuts=({str: [str]}, NoneType))
 def steer_attention(
     model: HookedModel,
     prompts: Sequence[Prompt],

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from attnbalance.arguments import expects
 from attnbalance.statistics.bootstrap import bootstrap_ends, cluster_ratios
 
 
@@ -68,6 +69,7 @@ def finite(number: float) -> float | None:
     return float(number) if np.isfinite(number) else None
 
 
+@expects(clusters=[str])
 def mean_intervals(
     values: npt.ArrayLike, clusters: Sequence[str], *, simultaneous: bool = False, seed: int = 0
 ) -> list[Interval]:
@@ -102,6 +104,7 @@ MIN_RANKED = 10
 """Least number of clusters for the interval of a rank correlation: fewer have too few orders."""
 
 
+@expects(clusters=[str])
 def ratio_intervals(
     parts: npt.ArrayLike, total: npt.ArrayLike, clusters: Sequence[str], *, seed: int = 0
 ) -> list[Interval]:
@@ -135,6 +138,7 @@ def seed_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - width, mean + width, n)
 
 
+@expects(clusters=[str])
 def rank_correlations(
     values: npt.ArrayLike, other: npt.ArrayLike, clusters: Sequence[str], *, simultaneous: bool = False, seed: int = 0
 ) -> list[Interval]:

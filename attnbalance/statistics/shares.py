@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from attnbalance.arguments import expects
 from attnbalance.statistics.bootstrap import MIN_CLUSTERS, cluster_ratios
 from attnbalance.statistics.intervals import Interval
 
 
+@expects(clusters=[str])
 def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     """The share of true values in `hits`, with Wilson's 95% score interval for the effective number of prompts.
 
@@ -40,6 +42,7 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     return Interval(share, *_wilson(share, n / design_effect, quantile), n)
 
 
+@expects(clusters=[str])
 def gain_interval(gained: npt.NDArray[np.int_], clusters: Sequence[str]) -> Interval:
     """The mean of gains in {-1, 0, 1} with its 95% interval, within [-1, 1].
 

@@ -39,7 +39,7 @@ def test_selection_takes_values_and_subjects_in_the_order_asked():
 
 def test_parts_joined_are_the_whole():
     whole = _reading()
-    joined = concatenate([whole.at("ab"), whole.at("cd")])
+    joined = concatenate([whole.at(list("ab")), whole.at(list("cd"))])
     assert torch.equal(joined.values, whole.values)
     assert (joined.prompt_ids, joined.subjects, joined.layers) == (whole.prompt_ids, whole.subjects, whole.layers)
 
@@ -51,14 +51,14 @@ def test_different_measurements_are_not_joined():
 
 def test_a_difference_is_paired_by_prompt_whatever_the_order():
     a, b = _reading(), _reading(seed=1)
-    found = difference(a, b.at("dbca"))
+    found = difference(a, b.at(list("dbca")))
     assert torch.equal(found.values, a.values - b.values)
     assert found.name == "attention: difference"
     assert difference(a, replace(b, name="other")).name == "attention - other"
 
 
 def test_a_difference_with_itself_is_zero():
-    assert not difference(_reading(), _reading().at("dcba")).values.any()
+    assert not difference(_reading(), _reading().at(list("dcba"))).values.any()
 
 
 def test_a_difference_turned_round_changes_its_sign():

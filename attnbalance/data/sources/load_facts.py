@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from pathlib import Path
+from types import NoneType
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
@@ -15,7 +16,7 @@ SOURCES: dict[str, Callable[[str | None], FactSet]] = {"popqa": load_popqa}
 """The loader of each dataset by name; it takes the path of a local copy, or None for the Hub's."""
 
 
-@expects(source=(str, Path))
+@expects(source=(str, Path), relations=([str], NoneType))
 def load_facts(
     source: str | Path,
     relations: Collection[str] | None = None,
