@@ -160,7 +160,7 @@ def _accuracy_clause(comparison: Comparison, a: str, b: str) -> _Clause:
 
 
 def _overall(comparison: Comparison, accuracy: _Clause) -> str:
-    """What the most popular fifth hides: a difference over all questions that it does not show."""
+    """A difference over all questions that the most popular fifth does not show; empty if there is none."""
     paired = comparison.accuracy_difference(*comparison.pair) if comparison.pair else None
     if accuracy.kind == "apart" or paired is None or not paired.differs or comparison.pair is None:
         return ""

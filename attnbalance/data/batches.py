@@ -96,10 +96,11 @@ class HasIds(Protocol):
 
 
 def batches(encodings: Sequence[HasIds], batch_size: int, alike_from: int | None = None) -> Iterator[list[int]]:
-    """Indices of at most `batch_size` encodings of similar length, the longest (which may not fit) first.
+    """Indices of at most `batch_size` encodings of similar length, longest first.
 
-    Prompts of at least `alike_from` tokens share a batch only with prompts of exactly their length, so that nothing is
-    padded (see `HookedModel.alike_from`). Raises `DataError` for a batch size below 1.
+    Thus a batch too large for memory fails at once. Prompts of at least `alike_from` tokens share a batch only with
+    prompts of exactly their length, so that nothing is padded (see `HookedModel.alike_from`). Raises `DataError` for a
+    batch size below 1.
     """
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise DataError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")

@@ -32,7 +32,7 @@ CONTENTS = {
     "files": "the models' files differ",
     "model_files": "the model's files differ",
 }
-"""What it means if a hash among the settings differs."""
+"""What to say if one of these hashes differs."""
 
 UNFINISHED = "unfinished "
 """The beginning of the kind of a folder of unfinished work."""

@@ -14,7 +14,7 @@ from attnbalance.models.hooked import HookedModel
 
 
 class BaseTargets:
-    """Adds targets to examples and remembers them by identity, so that evaluations reuse the initial numbers."""
+    """Adds targets to examples and keeps them for each example object, so that evaluations reuse them."""
 
     def __init__(self, objective: Objective, base: HookedModel, sums: Mapping[str, float]) -> None:
         """`sums` are the `base_sums` of the base before training."""

@@ -1,4 +1,4 @@
-"""One finetuning from the loaded base to the finished folder: the part of `finetune` that takes torch."""
+"""One finetuning, from loading the base to the finished folder; needs torch."""
 
 from __future__ import annotations
 

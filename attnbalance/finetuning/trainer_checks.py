@@ -92,7 +92,7 @@ def check_optimizer(trainer: Trainer) -> None:
 
 
 def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, partly: bool) -> None:
-    """Raise `ModelError` for ways of training in which part of what is asked for would silently not happen.
+    """Refuse ways of training that would ignore part of what is asked for. Raises `ModelError`.
 
     `rules`: whether gradients are changed; `partly`: whether some weights are trained in part.
     """
@@ -112,7 +112,7 @@ def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, 
 
 
 def warn_of_all_weights(trainer: Trainer, objective: Objective, frozen: FrozenWeights | None) -> None:
-    """Warn if the recommended terms, meant for the attention weights, train all weights, and nobody asked for that."""
+    """Warn if all weights train on the recommended terms, which are meant for attention, and `frozen` was not given."""
     model: Module = trainer.model  # pyright: ignore[reportAssignmentType]
     asked = frozen is not None
     if objective.text == RECOMMENDED and not asked and all(parameter.requires_grad for parameter in model.parameters()):

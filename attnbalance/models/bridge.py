@@ -135,7 +135,7 @@ class BridgedModel:
             raise ModelError(f"{self.name} has no {missing[0]} in TransformerLens: this family cannot be taken apart")
         kept: dict[str, Tensor] = {}
 
-        def keeping(name: str) -> Callable:  # by our name: a hook with an alias calls itself by the other one
+        def keeping(name: str) -> Callable:  # by our name: a hook may call itself by an alias
             def hook(tensor: Tensor, hook: object) -> None:
                 kept[name] = keep[name](tensor)
 
@@ -161,8 +161,8 @@ class BridgedModel:
 def bridge_of(model: HookedModel) -> BridgedModel:
     """A merged float32 copy of a model in TransformerLens, checked against the model's own head outputs.
 
-    Takes some eight bytes a weight more (the copy, and its weights stacked). Raises `ModelError` for a family that
-    TransformerLens does not know or that has layers without attention (state-space models), for a model on several
+    Needs about eight more bytes for each weight (the copy, and its weights stacked). Raises `ModelError` for a family
+    that TransformerLens does not know or that has layers without attention (state-space models), for a model on several
     devices, and if values, output weights or logits differ from what the model computes (by more than `TOLERANCE`,
     relative to the largest entry).
     """

@@ -95,7 +95,7 @@ def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
 
 
 def _continuations(model: HookedModel, batch: PromptBatch, longest: int, edit: Edit | None) -> list[list[int]]:
-    """At most `longest` tokens that the model puts after each prompt of a batch, with what follows an answer's end."""
+    """At most `longest` tokens that the model puts after each prompt, not yet cut at the end of the answer."""
     check_vocabulary(model.model, batch.input_ids, model.name)
     base = base_of(model.model)
     settings = GenerationConfig(

@@ -46,8 +46,8 @@ class HookedModel:
     max_positions: int | None
     """The longest input in tokens; None for no limit."""
     alike_from: int | None = None
-    """From this length in tokens on (None: never) a batch may only hold prompts of one length: the family's rows depend
-    on padding there, or the self-check did not reach so far."""
+    """Prompts of at least this many tokens share a batch only with prompts of their own length, because padding changes
+    the family's rows there or the self-check did not reach that length. None: no such limit."""
     editable: bool = True
     """Whether rows can be edited as well as read: not with the kernel "eager", nor if several rows have one layer
     number."""

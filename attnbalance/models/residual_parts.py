@@ -24,7 +24,7 @@ class ResidualParts:
     logits: Float[Tensor, "prompt vocab"]
     """The last token's logits, before any cap on them."""
     kept: Mapping[str, Tensor]
-    """By hook: the values of all tokens; of everything else the last token's part."""
+    """What each hook gave: all tokens of the values, the last token of everything else."""
 
     @property
     def embedding(self) -> Float[Tensor, "prompt d_model"]:

@@ -20,9 +20,9 @@ from attnbalance.models.merge_adapters import merged, merged_base
 from attnbalance.models.weight_roles import weight_roles
 
 PARTS = ("qk", "ov", "mlp", "rest")
-"""qk: W_Q, W_K, their biases and norms, sinks: all that makes a row of a residual stream. ov: W_V, W_O. mlp: the MLPs.
-rest: embeddings, unembedding, the norms of the residual stream, and what is not a weight: buffers (rotary frequencies,
-a router's bias) and the configuration (window, softcaps, epsilon of norms)."""
+"""qk: W_Q, W_K, their biases and norms, sinks: all that turns the residual stream into attention rows. ov: W_V, W_O.
+mlp: the MLPs. rest: embeddings, unembedding, the norms of the residual stream, and what is not a weight: buffers
+(rotary frequencies, a router's bias) and the configuration (window, softcaps, epsilon of norms)."""
 
 HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 """Settings that say how weights of one shape are divided among heads."""

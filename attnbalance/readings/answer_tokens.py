@@ -91,7 +91,7 @@ class AnswerTokens:
         return torch.stack(differences).cpu()
 
     def direction(self, W_U: Float[Tensor, "d_model vocab"]) -> Float[Tensor, "prompt d_model"]:
-        """For each prompt, the vector whose product with the unembedding's input is `difference`, without biases."""
+        """For each prompt, the direction d for which d · (input of the unembedding) is `difference`, without biases."""
         result = W_U.new_empty(len(self), len(W_U))
         for relation, candidates in self.candidates.items():
             indices = [i for i, prompt in enumerate(self.prompts) if prompt.fact.relation == relation]

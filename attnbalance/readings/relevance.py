@@ -26,9 +26,9 @@ class Relevance:
     """Relevance of the subject's and of all other tokens to each answer, by layer and head.
 
     In the paper's one-layer model, the sign of `push` says whether a training step on the fact moves attention towards
-    the subject (Theorem 4.5). In a deep model it does not: a step moves weights, which move each subject token's score
-    by a different amount, and the scores of all other prompts and layers too. On a trained model, the sign of one small
-    gradient-descent step agreed with the push for 67% of facts, while 65% had the more frequent sign.
+    the subject (Theorem 4.5). In a deep model it does not: a step changes weights, which change the scores of every
+    token, prompt and layer. On a trained model, the sign of one small gradient-descent step agreed with the push for
+    67% of facts, while 65% had the more frequent sign.
 
     Attributes:
         subject: Counterpart of s_rel (Ghosal et al. 2024, Definition 4.3): the gradient of log p(answer) with respect

@@ -24,7 +24,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 """Okabe and Ito's colours, with wine for their yellow, which is too light for lines on white."""
 MARKERS = "osD^vPX*"
 MOST_MARKED = 24
-"""Layers of a line that still has markers: a single layer needs them, eighty would hide the line."""
+"""Lines with more layers than this have no markers, which would hide the line."""
 STYLE: dict[Any, object] = {
     "font.size": 10,
     "axes.spines.top": False,

@@ -12,6 +12,9 @@ from scipy import stats
 from attnbalance.arguments import expects
 from attnbalance.statistics.bootstrap import bootstrap_ends, cluster_ratios
 
+MIN_RANKED = 10
+"""Least number of clusters for the interval of a rank correlation: fewer have too few orders."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -82,8 +85,8 @@ def mean_intervals(
     "Resampling-based multiple testing"), so all intervals hold together; correlated columns widen them less.
 
     Departures: each end is at least as far from the mean as Student's. A resample's standard error counts as at least
-    the sample's over the number of clusters. A column that is constant in over 2.5% of resamples, because few of its
-    clusters differ, widens only its own interval.
+    the sample's over the number of clusters. If over 2.5% of resamples give a column no spread (few of its clusters
+    differ), it widens only its own interval.
 
     An end may lie outside the range of the values. A constant column has an interval of zero width. With fewer than
     `MIN_CLUSTERS` clusters, and for values that are not finite, there is no interval (NaN).
@@ -98,10 +101,6 @@ def mean_intervals(
     """
     table = np.asarray(values, dtype=float)
     return _ratio_intervals(table, np.ones(len(table)), clusters, simultaneous, seed)
-
-
-MIN_RANKED = 10
-"""Least number of clusters for the interval of a rank correlation: fewer have too few orders."""
 
 
 @expects(clusters=[str])

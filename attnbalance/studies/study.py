@@ -123,7 +123,7 @@ def _with_files(world: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _take_up(worlds: Mapping[str, Mapping[str, Any]], out: Path) -> None:
-    """Bring the worlds of a folder that was begun up to date, as far as nothing was measured on them yet.
+    """Update the recorded worlds of a folder, where nothing was measured on them yet.
 
     So worlds may be added, and one whose model could not be loaded may name another. What differs beyond that raises
     `OutputError`.

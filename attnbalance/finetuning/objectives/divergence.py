@@ -98,7 +98,9 @@ def _after(
         elif not accepted[i]:
             bad.append((i, f"{label} does not begin with an accepted answer, such as {named[i]!r}"))
         elif tuple(texts[i][: len(answer)]) != answer:
-            bad.append((i, f"{label} is {list(texts[i])}, and {named[i]!r} begins with {list(answer)} there"))
+            bad.append(
+                (i, f"{label} has the tokens {list(texts[i])}, but {named[i]!r} would begin with {list(answer)} there")
+            )
         asked.append(Example((*encoding.ids, *texts[i]), (*([IGNORED] * len(encoding.ids)), *texts[i])))
     if bad:
         remedy = f"use another form ({term.name}(question) takes any label) or template, or fix these rows"

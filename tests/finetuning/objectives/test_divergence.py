@@ -215,6 +215,11 @@ def test_a_sentence_is_held_behind_the_question_and_refused_behind_a_statement()
     assert "kl(question) takes any label" in str(caught.value)
 
 
+def test_a_label_that_spells_an_answer_with_other_tokens_is_refused_behind_a_statement_with_both() -> None:
+    with pytest.raises(BadRowsError, match=r"has the tokens \[.+\], but 'Paris' would begin with \[.+\] there"):
+        add_targets([labelled(SEVERAL, "PARIS")], parse_objective("kl(statement)"), base()[0])
+
+
 def test_labels_with_a_gap_are_refused_behind_another_form() -> None:
     whole = labelled(SEVERAL, "Paris. It lies on the Seine.")
     middle = whole.query + 3
