@@ -95,6 +95,6 @@ def _kept_hooks(model: BridgedModel) -> dict[str, Callable[[Tensor], Tensor]]:
     keep: dict[str, Callable[[Tensor], Tensor]] = dict.fromkeys(ends, lambda x: x[:, -1])
     for i in model.layers:
         keep |= {f"blocks.{i}.attn.hook_pattern": lambda x: x[:, :, -1], f"blocks.{i}.attn.hook_v": lambda x: x}
-        names = ("hook_attn_out", "hook_mlp_out", "ln1_post.hook_in", "ln1_post.hook_out")
+        names = ("hook_mlp_out", "ln1_post.hook_in", "ln1_post.hook_out")
         keep |= {f"blocks.{i}.{name}": lambda x: x[:, -1] for name in names if f"blocks.{i}.{name}" in hooks}
     return keep
