@@ -10,7 +10,7 @@ from pathlib import Path
 from attnbalance.data.facts import FactSet
 from attnbalance.errors import DataError, ModelError
 from attnbalance.files.outputs import MARKER, check_saved, read_json
-from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.models.fingerprint import files_fingerprint, hub_file
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
 from attnbalance.readings.scoring import WHOLE_WORDS
@@ -129,10 +129,21 @@ def load_spec(spec: ModelSpec, settings: MeasureSettings) -> HookedModel:
 
 
 def fingerprints(spec: ModelSpec, settings: MeasureSettings) -> list[str | None]:
-    """Fingerprints of all local files that a measurement of a model depends on (see `files_fingerprint`)."""
-    base = read_json(Path(spec.model) / "adapter_config.json").get("base_model_name_or_path")
-    base = base if isinstance(base, str) else None  # loading the adapter refuses anything else
-    return [files_fingerprint(path) for path in (spec.model, base, spec.adapter, settings.tokenizer) if path]
+    """Fingerprints of the folders, and commits of the Hub ids, that a measurement of a model depends on.
+
+    They are those of the model, of its base if it is an adapter, of the adapter put on top, and of the tokenizer (see
+    `files_fingerprint`).
+    """
+    paths = (spec.model, _adapter_base(spec.model), spec.adapter, settings.tokenizer)
+    return [files_fingerprint(path) for path in paths if path]
+
+
+def _adapter_base(model: str) -> str | None:
+    """The base that a folder or Hub id names if it is an adapter."""
+    name, folder = "adapter_config.json", Path(model)
+    file = folder / name if folder.is_dir() else hub_file(model, name)
+    base = read_json(file).get("base_model_name_or_path") if file else None
+    return base if isinstance(base, str) else None  # loading the adapter refuses anything else
 
 
 def results_config(

@@ -120,10 +120,15 @@ def files_fingerprint(path: str | Path) -> str | None:
 
 def _hub_commit(repository: str) -> str | None:
     """The commit of a model or adapter on the Hub, or in the cache when offline."""
+    files = (hub_file(repository, name) for name in ("config.json", "adapter_config.json"))
+    return next((file.parent.name for file in files if file is not None), None)
+
+
+def hub_file(repository: str, name: str) -> Path | None:
+    """A file of a repository on the Hub, or of the cache when offline; None if it is not there."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    for name in ("config.json", "adapter_config.json"):
-        with suppress(HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
-            return Path(hf_hub_download(repository, name)).parent.name
+    with suppress(HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+        return Path(hf_hub_download(repository, name))
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from attnbalance import FactSet
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, parse_spec, results_config
 from attnbalance.errors import DataError, OutputError
 from attnbalance.files.outputs import MARKER, write_json
+from attnbalance.models.fingerprint import files_fingerprint
 
 
 @pytest.mark.parametrize(
@@ -68,3 +70,19 @@ def test_recorded_shortcuts_that_were_changed_are_refused(tmp_path: Path, shortc
     write_json(tmp_path / MARKER, {"kind": "finetune", "shortcuts": shortcuts})
     with pytest.raises(OutputError, match=f"{tmp_path / MARKER} was changed: '(shortcuts|country)' must be"):
         _ = ModelSpec("a", str(tmp_path)).run
+
+
+def test_the_config_of_results_changes_with_the_base_of_an_adapter_on_the_hub(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    names = {"base_model_name_or_path": str(llama_folder)}
+    for file, text in (("snapshots/a/adapter_config.json", json.dumps(names)), ("refs/main", "a")):
+        path = tmp_path / "models--owner--lora" / file
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    specs, facts = [ModelSpec("a", "owner/lora")], FactSet(FACTS)
+    files = results_config(specs, facts, MeasureSettings(), False)["files"]
+    assert files == [["a", files_fingerprint(llama_folder)]]
+    (llama_folder / "config.json").write_text((llama_folder / "config.json").read_text() + " ")
+    assert files != results_config(specs, facts, MeasureSettings(), False)["files"]
