@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from attnbalance.cli.options import Facts, Limit, Out, Relations, Seed, SkipBad, Template, as_names, show_progress
+from attnbalance.cli.options import (
+    Facts,
+    Limit,
+    Out,
+    Relations,
+    Seed,
+    SkipBad,
+    Template,
+    as_names,
+    noting_reuse,
+    show_progress,
+)
 from attnbalance.errors import DataError
 
 
@@ -141,7 +152,8 @@ def finetune(
     parts = split_facts(usable, split, heldout=heldout, seed=seed, scores=scores, share=share, train_relations=trained)
     if scores is not None:
         parts = replace(parts, name=f"{split} by {rank_by}")
-    done = run(model, parts, out, settings, progress=progress)
+    with noting_reuse(out):
+        done = run(model, parts, out, settings, progress=progress)
     loss = done.validation_loss[done.best_step]
     name = f"{done.base}+{out}" if lora_rank else out
     if dropped:

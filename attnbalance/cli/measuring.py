@@ -23,6 +23,7 @@ from attnbalance.cli.options import (
     TrustRemoteCode,
     as_names,
     command_line,
+    noting_reuse,
     say,
     show_progress,
 )
@@ -73,7 +74,8 @@ def curve(
     settings = MeasureSettings(
         template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
     )
-    answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=show_progress())
+    with noting_reuse(out):
+        answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=show_progress())
     say(answer, out)
 
 
@@ -113,7 +115,8 @@ def salience(
     settings = MeasureSettings(
         template, chat, "max", False, batch_size, dtype, device, tokenizer, trust_remote_code, seed
     )
-    answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=progress)
+    with noting_reuse(out):
+        answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=progress)
     print(f"{answer}\n\nResults: {out}")
 
 
@@ -154,5 +157,6 @@ def explain(
         template, chat, "max", True, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
     )
     specs = parse_spec(before), parse_spec(after)
-    answer = run(*specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=progress)
+    with noting_reuse(out):
+        answer = run(*specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=progress)
     say(answer, out)

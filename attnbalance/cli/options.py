@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from attnbalance.files.outputs import MARKER, as_folder
 from attnbalance.seeds import LARGEST_SEED
 
 Out = Annotated[
@@ -56,6 +59,16 @@ TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run 
 def say(answer: str, out: str) -> None:
     """Print the answer and where its report lies."""
     print(f"{answer}\n\nReport: {Path(out) / 'report.html'}")
+
+
+@contextmanager
+def noting_reuse(out: str) -> Iterator[None]:
+    """Says on stderr, after the block that makes the folder `out`, if it was finished before and is left as it was."""
+    marker = as_folder(out) / MARKER
+    before = marker.stat().st_mtime_ns if marker.is_file() else None
+    yield
+    if before is not None and marker.stat().st_mtime_ns == before:
+        print(f"{out} is already finished with these settings; nothing was computed again", file=sys.stderr)
 
 
 def as_names(text: str | None) -> list[str] | None:

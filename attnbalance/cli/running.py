@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from attnbalance.cli.options import Limit, Out, Relations, Seed, as_names, command_line, say, show_progress
+from attnbalance.cli.options import (
+    Limit,
+    Out,
+    Relations,
+    Seed,
+    as_names,
+    command_line,
+    noting_reuse,
+    say,
+    show_progress,
+)
 from attnbalance.errors import DataError
 
 
@@ -31,9 +41,9 @@ def demo(
     if facts is None and (relations or limit):
         raise DataError("--relations and --limit choose among --facts; the invented world takes neither")
     names = as_names(relations)
-    answer = run(
-        out, source=facts, relations=names, limit=limit, seed=seed, command=command_line(), progress=show_progress()
-    )
+    about: dict[str, Any] = {"source": facts, "relations": names, "limit": limit, "seed": seed}
+    with noting_reuse(out):
+        answer = run(out, **about, command=command_line(), progress=show_progress())
     say(answer, out)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.measure import measure_all
+from attnbalance.comparison.measure import READINGS, measure_all
 from attnbalance.comparison.page import write_report
 from attnbalance.comparison.sentences import headline
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, results_config
@@ -35,9 +35,9 @@ def compare(
 ) -> str:
     """Measure models on questions about facts and write the folder `out`; returns the report's first sentence.
 
-    A folder that is finished with the same settings, facts and weights is left as it is. An interrupted run is resumed
-    at the model that it had not yet measured. Raises `AttnBalanceError` for facts, models and folders that cannot be
-    used.
+    A folder that is finished with the same settings, facts, weights, readings and version is left as it is. An
+    interrupted run is resumed at the model that it had not yet measured. Raises `AttnBalanceError` for facts, models
+    and folders that cannot be used.
 
     specs: the models; the report is about the difference of the first two.
     facts: what to ask about.
@@ -50,7 +50,8 @@ def compare(
     out = as_folder(out)
     if not specs:
         raise DataError("expected at least one LABEL=MODEL to measure, got none")
-    results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad), command)
+    config = results_config(specs, facts, settings, skip_bad, list(READINGS))
+    results = ResultFolder(out, KIND, config, command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs, settings, skip_bad)
         with results.working() as work:

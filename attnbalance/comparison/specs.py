@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 
 from attnbalance.data.facts import FactSet
@@ -147,9 +148,16 @@ def _adapter_base(model: str) -> str | None:
 
 
 def results_config(
-    specs: Sequence[ModelSpec], facts: FactSet, settings: MeasureSettings, skip_bad: bool
+    specs: Sequence[ModelSpec],
+    facts: FactSet,
+    settings: MeasureSettings,
+    skip_bad: bool,
+    readings: Sequence[str] = (),
 ) -> dict[str, object]:
-    """Everything that the results for some models and facts depend on; raises `DataError` for a repeated label."""
+    """Everything that the results for some models and facts depend on; raises `DataError` for a repeated label.
+
+    `readings` are the titles of a comparison's readings (`READINGS`), where the results hold them.
+    """
     check_labels(specs)
     return {
         "models": [asdict(spec) for spec in specs],
@@ -158,4 +166,6 @@ def results_config(
         "facts_sha256": facts.sha256,
         "how": asdict(settings),
         "skip_bad": skip_bad,
+        "readings": list(readings),
+        "attnbalance_version": metadata.version("attnbalance"),
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnbalance.comparison.compare import write_numbers
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.measure import measure_all
+from attnbalance.comparison.measure import READINGS, measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -70,7 +70,8 @@ def explain(
     asked or written.
     """
     out, specs, settings = as_folder(out), (before, after), replace(settings, recall=True)
-    results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad), command)
+    config = results_config(specs, facts, settings, skip_bad, list(READINGS))
+    results = ResultFolder(out, KIND, config, command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs, settings, skip_bad, need_answer_tokens=True)
         with results.working() as work:

@@ -16,6 +16,9 @@ def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
     code, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, "--out", run)
     assert code == 0, text
     assert "validation loss" in text
+    assert "already finished" not in text
+    _, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, "--out", run)
+    assert "already finished" in text
     models = (f"base={llama_folder}", f"tuned={llama_folder}+{run}")
     code, text = run_command("curve", *models, "--facts", run / "heldout.jsonl", "--out", tmp_path / "out")
     assert code == 0, text

@@ -7,11 +7,13 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from transformers.utils import logging as transformers_logging
 
-from attnbalance.cli.options import as_names, command_line, say, show_progress
+from attnbalance.cli.options import as_names, command_line, noting_reuse, say, show_progress
+from attnbalance.files.outputs import write_json
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,20 @@ def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_answer_is_followed_by_where_its_report_is(capsys: pytest.CaptureFixture[str]) -> None:
     say("No clear difference.", "out")
     assert capsys.readouterr().out == "No clear difference.\n\nReport: out/report.html\n"
+
+
+def test_a_folder_that_was_finished_before_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, marker = tmp_path / "out", tmp_path / "out" / "attnbalance.json"
+    for _ in range(2):  # made, and made anew
+        with noting_reuse(str(out)):
+            write_json(marker, {})
+    assert capsys.readouterr() == ("", "")
+    with noting_reuse(str(out)):
+        pass
+    assert capsys.readouterr() == (
+        "",
+        f"{out} is already finished with these settings; nothing was computed again\n",
+    )
 
 
 @pytest.fixture

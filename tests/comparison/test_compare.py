@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnbalance import FactSet
 from attnbalance.comparison.compare import compare
+from attnbalance.comparison.measure import READINGS
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.errors import DataError, ModelError, OutputError
 
@@ -77,6 +78,15 @@ def test_other_settings_do_not_overwrite_a_finished_folder(specs: list[ModelSpec
     compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out")
     with pytest.raises(OutputError, match="how"):
         compare(specs[:1], FactSet(FACTS), MeasureSettings(reduce="sum"), tmp_path / "out")
+
+
+def test_a_finished_folder_that_lacks_a_reading_is_refused(
+    specs: list[ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out")
+    monkeypatch.setitem(READINGS, "another", READINGS["subject attention"])
+    with pytest.raises(OutputError, match="other settings: readings .*another.* here"):
+        compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out")
 
 
 def test_a_folder_of_something_else_is_refused_and_kept(specs: list[ModelSpec], tmp_path: Path) -> None:

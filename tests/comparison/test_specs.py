@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,8 @@ def test_the_config_of_results_changes_with_weights_facts_and_settings(llama_fol
     assert config == results_config(specs, facts, MeasureSettings(), False)
     assert config["how"] != results_config(specs, facts, MeasureSettings(reduce="sum"), False)["how"]
     assert config["facts_sha256"] != results_config(specs, FactSet(FACTS[1:]), MeasureSettings(), False)["facts_sha256"]
+    assert config["readings"] != results_config(specs, facts, MeasureSettings(), False, ["attention"])["readings"]
+    assert config["attnbalance_version"] == metadata.version("attnbalance")
     (llama_folder / "config.json").write_text((llama_folder / "config.json").read_text() + " ")
     assert config["files"] != results_config(specs, facts, MeasureSettings(), False)["files"]
 
