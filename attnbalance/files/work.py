@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ CONTENTS = {
     "model_files": "the model's files differ",
 }
 """What to say if one of these hashes differs."""
+
+ABSENT = object()
+"""Stands for a setting that one of two folders lacks."""
 
 UNFINISHED = "unfinished "
 """The beginning of the kind of a folder of unfinished work."""
@@ -221,14 +225,26 @@ def _differing(there: Mapping[str, object], here: Mapping[str, object]) -> str:
     contents = [CONTENTS[name] for name in differing if name in CONTENTS]
     differing = [name for name in differing if name not in CONTENTS]
     return "; ".join(
-        contents
-        + [f"{name} is {_brief(there.get(name))} there, {_brief(here.get(name))} here" for name in differing[:5]]
+        contents + [_first_difference(name, there.get(name, ABSENT), here.get(name, ABSENT)) for name in differing[:5]]
     )
+
+
+def _first_difference(name: str, there: object, here: object) -> str:
+    """The first value that differs between two settings, whatever they are nested in: "models[1].model is ..."."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        keys = {f"{name}.{key}": key for key in {**there, **here}}
+        parts = [(part, there.get(key, ABSENT), here.get(key, ABSENT)) for part, key in keys.items()]
+    elif isinstance(there, list) and isinstance(here, list):
+        pairs = enumerate(zip_longest(there, here, fillvalue=ABSENT))
+        parts = [(f"{name}[{index}]", before, now) for index, (before, now) in pairs]
+    else:
+        return f"{name} is {_brief(there)} there, {_brief(here)} here"
+    return next(_first_difference(*part) for part in parts if part[1] != part[2])
 
 
 def _brief(value: object) -> str:
     """A setting as text, shortened if it is long."""
-    text = repr(value)
+    text = "absent" if value is ABSENT else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 

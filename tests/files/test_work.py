@@ -47,7 +47,10 @@ def test_the_same_settings_are_finished(tmp_path: Path) -> None:
     ("kind", "config", "message"),
     [
         ("kind", CONFIG | {"steps": 6}, "steps is 5 there, 6 here"),
-        ("kind", CONFIG | {"more": 1}, "more is None there, 1 here"),
+        ("kind", CONFIG | {"more": 1}, "more is absent there, 1 here"),
+        ("kind", CONFIG | {"recipe": {"layers": (1, 3)}}, r"recipe\.layers\[1\] is 2 there, 3 here"),
+        ("kind", CONFIG | {"recipe": {"layers": (1,)}}, r"recipe\.layers\[1\] is 2 there, absent here"),
+        ("kind", CONFIG | {"recipe": {"layers": (1, 2), "rank": 4}}, r"recipe\.rank is absent there, 4 here"),
         ("other", CONFIG, "the result of `kind`"),
     ],
 )
