@@ -107,13 +107,19 @@ def vocabulary_size(model: Module) -> int:
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
-    """The longest input in tokens that a configuration allows, None for no limit; one below 1 raises `ModelError`."""
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if isinstance(limit, int) and limit < 1:
-        raise ModelError(
-            f"max_position_embeddings must be at least 1, got {limit} in config.json; put the real number there"
-        )
-    return limit if isinstance(limit, int) else None
+    """The longest input in tokens that a configuration allows, None for no limit.
+
+    Raises `ModelError` for a number below 1 in the configuration's file. One that is not in the file is the family's
+    own word for no limit (XLNet's -1).
+    """
+    text, name = config.get_text_config(), "max_position_embeddings"
+    limit, in_file = getattr(text, name, None), text.attribute_map.get(name, name)
+    if not isinstance(limit, int) or (limit < 1 and in_file not in text.to_dict()):
+        return None
+    if limit < 1:
+        who = config.name_or_path or type(config).__name__
+        raise ModelError(f"{in_file} of {who} must be at least 1, got {limit}; put the real number into config.json")
+    return limit
 
 
 def check_vocabulary(model: Module, input_ids: Tensor, name: str) -> None:

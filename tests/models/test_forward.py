@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from tiny import eager, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
-from attnbalance.models.forward import attention_layers, base_of, check_vocabulary, evaluating, forward_rows
+from attnbalance.models.forward import (
+    attention_layers,
+    base_of,
+    check_vocabulary,
+    evaluating,
+    forward_rows,
+    position_limit,
+)
 from attnbalance.models.rows import IMPLEMENTATION, register
 
 
@@ -46,6 +54,13 @@ def test_evaluating_gives_every_part_its_mode_back_even_after_an_error() -> None
         assert not any(module.training for module in model.modules())
         raise ZeroDivisionError
     assert [module.training for module in model.modules()] == [True, True, False]
+
+
+def test_only_a_limit_that_stands_in_the_configuration_counts() -> None:
+    assert position_limit(transformers.XLNetConfig()) is None  # its class says -1 for no limit
+    assert position_limit(transformers.GPT2Config(n_positions=1)) == 1
+    with pytest.raises(ModelError, match="n_positions of GPT2Config must be at least 1, got 0"):
+        position_limit(transformers.GPT2Config(n_positions=0))
 
 
 def test_attention_layers_are_all_layers_or_those_that_say_their_number() -> None:
