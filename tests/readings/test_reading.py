@@ -47,6 +47,8 @@ def test_parts_joined_are_the_whole():
 def test_different_measurements_are_not_joined():
     with pytest.raises(DataError, match="cannot join"):
         concatenate([_reading("ab"), replace(_reading("cd"), name="salience")])
+    with pytest.raises(DataError, match="cannot join .* different layers"):
+        concatenate([_reading("ab"), replace(_reading("cd"), layers=(0, 1, 3))])
 
 
 def test_a_difference_is_paired_by_prompt_whatever_the_order():

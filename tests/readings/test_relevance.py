@@ -160,6 +160,19 @@ def test_relevance_is_read_at_the_first_token_that_tells_answers_apart(
         assert (one - other).abs().max() > 0.01 * scale
 
 
+def test_answers_of_further_prompts_decide_which_token_tells_apart_and_their_relevance_is_not_read() -> None:
+    hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer("metaspace"))
+    prompts = spaced(("1900", "1984", "2019"))
+    found = read_relevance(hooked, prompts[:1], among=prompts[1:2]).push  # "▁", "1" and "9" are shared
+    wider = read_relevance(hooked, prompts[:1], among=prompts[1:]).push  # "▁" alone is
+    for push, skipped in ((found, 3), (wider, 1)):
+        expected = slopes_behind(hooked, prompts[0], skipped)[None]
+        assert push.prompt_ids == (prompts[0].prompt_id,)
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(push.values.double(), expected, atol=1e-3 * scale, rtol=0)  # as above
+    assert not torch.allclose(found.values, wider.values, atol=0.01 * scale)
+
+
 def test_answers_of_another_relation_are_no_rivals_and_one_that_others_go_on_from_ends() -> None:
     tokenizer = tiny_tokenizer("metaspace")
     prompts = spaced(("19", "190", "1984"), "a") + spaced(("2019", "314"), "b")

@@ -11,6 +11,7 @@ import pytest
 from attnbalance import Fact
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import FactSet
+from attnbalance.errors import DataError
 from attnbalance.storage import compare_salience as salience_module
 from attnbalance.storage.compare_salience import compare_salience
 
@@ -45,6 +46,11 @@ def test_salience_writes_numbers_for_every_reading_and_popularity(
     assert len(table) == 2 * len(FACTS) * 2 * sum(heads)
     assert {"salience.png", "popularity.png", "prompts.jsonl", "attnbalance.json"} <= {p.name for p in out.iterdir()}
     assert compare_salience(specs, FACTS, HOW, out) == answer
+
+
+def test_salience_of_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="expected at least one LABEL=MODEL to read, got none"):
+        compare_salience([], FACTS, HOW, tmp_path / "out")
 
 
 def test_salience_of_a_model_whose_rows_cannot_be_edited_leaves_out_what_edits_give(

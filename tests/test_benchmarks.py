@@ -1,0 +1,35 @@
+"""The benchmarks that can be made small run to their end; the others have fixed shapes, and take minutes."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "last"),
+    [
+        ("families", ["llama"], "transformers"),
+        ("intervals", ["--trials", "2"], "Spearman"),
+        ("theory", ["--tokens", "60", "--repeats", "1", "--runs", "1"], "512"),
+    ],
+)
+def test_a_benchmark_runs_and_prints_its_last_line(
+    name: str, options: list[str], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *options])
+    monkeypatch.setattr(logging, "disable", lambda level: None)  # it would hold for the tests that follow
+    spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    assert not module.main()
+    assert capsys.readouterr().out.splitlines()[-1].strip().startswith(last)
