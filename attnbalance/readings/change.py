@@ -77,20 +77,20 @@ class Change:
         return self.parts["ov"] + self.parts["mlp"]
 
 
-def split_edges(before: DirectAttribution, after: DirectAttribution, role: str = "subject") -> tuple[Reading, Reading]:
-    """The change that each head carries from a role's tokens, split into change of attention and change of readout.
+def split_edges(before: DirectAttribution, after: DirectAttribution) -> tuple[Reading, Reading]:
+    """The change that each head carries from the subject's tokens, split into changes of attention and of readout.
 
     For every edge with attention a -> a' and readout r -> r', the change is
     a' r' - a r = (a' - a) (r + r') / 2 + (a + a') / 2 (r' - r). This is the Shapley value of the two factors: the cross
-    term (a' - a)(r' - r) is shared equally. Both are summed over the role's tokens. The readout depends on all earlier
-    layers, so its change also contains earlier changes of attention; `Change.parts` separates causes.
+    term (a' - a)(r' - r) is shared equally. Both are summed over the subject's tokens. The readout depends on all
+    earlier layers, so its change also contains earlier changes of attention; `Change.parts` separates causes.
     """
-    span = before.spans[role][:, None, None, :]
+    span = before.spans["subject"][:, None, None, :]
     by_attention = (after.rows - before.rows) * (before.readout + after.readout) / 2
     by_readout = (before.rows + after.rows) / 2 * (after.readout - before.readout)
     return (
-        before.reading(f"{role}: change of attention", by_attention.masked_fill(~span, 0.0).sum(-1)),
-        before.reading(f"{role}: change of readout", by_readout.masked_fill(~span, 0.0).sum(-1)),
+        before.reading("subject: change of attention", by_attention.masked_fill(~span, 0.0).sum(-1)),
+        before.reading("subject: change of readout", by_readout.masked_fill(~span, 0.0).sum(-1)),
     )
 
 

@@ -143,9 +143,7 @@ class AttentionOnly:
         return (loss * asked.weight).sum(-1)
 
 
-def attention_only(
-    tokens: int, seeds: Sequence[int], *, scale: float = 1e-3, dtype: torch.dtype = torch.float64
-) -> AttentionOnly:
+def attention_only(tokens: int, seeds: Sequence[int], *, scale: float = 1e-3) -> AttentionOnly:
     """A model for each seed with `tokens` tokens and entries drawn from N(0, scale^2) (appendix C.1: 0.001).
 
     Each token's column of W_V is contiguous in memory. Raises `DataError` for fewer than 3 tokens, no seed or a
@@ -154,7 +152,8 @@ def attention_only(
     if tokens < 3 or not seeds or scale < 0:
         raise DataError(f"expected tokens >= 3, at least one seed and scale >= 0, got {tokens}, {seeds} and {scale}")
     drawn = [
-        torch.randn(2, tokens, tokens, generator=torch.Generator().manual_seed(seed), dtype=dtype) for seed in seeds
+        torch.randn(2, tokens, tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        for seed in seeds
     ]
     values, scores = (scale * torch.stack(matrices) for matrices in zip(*drawn, strict=True))
     return AttentionOnly(values.mT, scores)

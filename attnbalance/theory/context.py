@@ -82,10 +82,9 @@ def context_model(
     embeddings: Embeddings,
     values: Float[Tensor, "run token token"],
     *,
-    W_KQ: Float[Tensor, "run d_model d_model"] | None = None,
     self_score: float = -math.inf,
 ) -> ContextModel:
-    """The model whose W_V has exactly these values v(i, y); W_KQ is 0 by default, which makes attention uniform.
+    """The model whose W_V has exactly these values v(i, y); W_KQ is 0, which makes attention uniform.
 
     The embeddings are linearly independent, so their pseudo-inverse solves for W_V. Raises `DataError` if the
     embeddings violate Assumptions 2 to 4.
@@ -98,7 +97,7 @@ def context_model(
         )
     inverse = torch.linalg.pinv(embeddings.tokens)
     W_V = inverse.mT @ values @ inverse
-    return ContextModel(vocabulary, embeddings, W_V, torch.zeros_like(W_V) if W_KQ is None else W_KQ, self_score)
+    return ContextModel(vocabulary, embeddings, W_V, torch.zeros_like(W_V), self_score)
 
 
 def _keys(model: ContextModel, points: Points) -> tuple[Int[Tensor, "point 3"], Float[Tensor, "point 3"]]:
