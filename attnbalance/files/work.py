@@ -238,14 +238,16 @@ def _first_difference(name: str, there: object, here: object) -> str:
         pairs = enumerate(zip_longest(there, here, fillvalue=ABSENT))
         parts = [(f"{name}[{index}]", before, now) for index, (before, now) in pairs]
     else:
-        return f"{name} is {_brief(there)} there, {_brief(here)} here"
+        before, now = _brief("absent" if there is ABSENT else repr(there), "absent" if here is ABSENT else repr(here))
+        return f"{name} is {before} there, {now} here"
     return next(_first_difference(*part) for part in parts if part[1] != part[2])
 
 
-def _brief(value: object) -> str:
-    """A setting as text, shortened if it is long."""
-    text = "absent" if value is ABSENT else repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+def _brief(*texts: str) -> list[str]:
+    """Long texts shortened to 60 characters around the first one that differs."""
+    alike = next((i for i, characters in enumerate(zip(*texts, strict=False)) if len(set(characters)) > 1), 0)
+    start = max(0, alike - 20) if max(map(len, texts)) > 60 else 0
+    return [f"{'...' * (start > 0)}{text[start : start + 60]}{'...' * (len(text) > start + 60)}" for text in texts]
 
 
 def _first_names(names: list[str]) -> str:

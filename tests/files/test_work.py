@@ -43,6 +43,13 @@ def test_the_same_settings_are_finished(tmp_path: Path) -> None:
     assert is_finished(tmp_path, "kind", CONFIG)
 
 
+def test_two_long_texts_are_shown_where_they_differ(tmp_path: Path) -> None:
+    there, here = ("/a/folder" * 20 + f"/{name}/" + "model" * 20 for name in ("one", "two"))
+    write_json(tmp_path / MARKER, {"kind": "kind", "config": {"model": there}})
+    with pytest.raises(OutputError, match=r"model is \.\.\..*/one/.*\.\.\. there, \.\.\..*/two/.*\.\.\. here"):
+        is_finished(tmp_path, "kind", {"model": here})
+
+
 @pytest.mark.parametrize(
     ("kind", "config", "message"),
     [
@@ -50,6 +57,7 @@ def test_the_same_settings_are_finished(tmp_path: Path) -> None:
         ("kind", CONFIG | {"more": 1}, "more is absent there, 1 here"),
         ("kind", CONFIG | {"recipe": {"layers": (1, 3)}}, r"recipe\.layers\[1\] is 2 there, 3 here"),
         ("kind", CONFIG | {"recipe": {"layers": (1,)}}, r"recipe\.layers\[1\] is 2 there, absent here"),
+        ("kind", CONFIG | {"facts": "/long/" * 20 + "a"}, r"facts is absent there, '/long/.*\.\.\. here"),
         ("kind", CONFIG | {"recipe": {"layers": (1, 2), "rank": 4}}, r"recipe\.rank is absent there, 4 here"),
         ("other", CONFIG, "the result of `kind`"),
     ],

@@ -214,7 +214,7 @@ def test_a_study_whose_model_could_not_be_loaded_goes_on_once_its_path_is_right(
     path.write_text(text.replace("MODEL", str(llama_folder)))
     assert "| b | top |" in study(path, out)
     path.write_text(text.replace("MODEL", str(shutil.copytree(llama_folder, tmp_path / "other"))))
-    with pytest.raises(OutputError, match="with other settings: worlds is"):  # now there are results
+    with pytest.raises(OutputError, match="with other settings: worlds.a.model is"):  # now there are results
         study(path, out)
 
 
