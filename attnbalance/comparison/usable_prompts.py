@@ -54,7 +54,7 @@ def usable_prompts(
         encoded = PromptSet.of(prompts, limits[0][0])
         for tokenizer, positions in limits:
             encoded = PromptSet.of(encoded, tokenizer)
-            check_lengths(encoded.encodings, positions, extra=answer_budgets(encoded) if settings.recall else None)
+            check_lengths(encoded.encodings, positions, extra=answer_budgets(encoded) if settings.recall else ())
             if need_answer_tokens:
                 make_answer_tokens(encoded, tokenizer)
         return encoded

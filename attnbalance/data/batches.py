@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from numbers import Integral
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -85,18 +84,8 @@ def pad(encodings: Sequence[Encoding], pad_id: int = 0, padding_side: str = "lef
     )
 
 
-@runtime_checkable
-class HasIds(Protocol):
-    """Anything with token ids: an encoding, or a training example."""
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """Token ids without padding."""
-        ...
-
-
-def batches(encodings: Sequence[HasIds], batch_size: int, alike_from: int | None = None) -> Iterator[list[int]]:
-    """Indices of at most `batch_size` encodings of similar length, longest first.
+def batches(lengths: Sequence[int], batch_size: int, alike_from: int | None = None) -> Iterator[list[int]]:
+    """Indices of at most `batch_size` prompts of similar length in tokens, longest first.
 
     Thus a batch too large for memory fails at once. Prompts of at least `alike_from` tokens share a batch only with
     prompts of exactly their length, so that nothing is padded (see `HookedModel.alike_from`). Raises `DataError` for a
@@ -104,15 +93,14 @@ def batches(encodings: Sequence[HasIds], batch_size: int, alike_from: int | None
     """
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise DataError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
-    lengths = [len(encoding.ids) for encoding in encodings]
-    order = sorted(range(len(encodings)), key=lambda i: -lengths[i])
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     for _, group in groupby(order, key=lambda i: lengths[i] if alike_from and lengths[i] >= alike_from else 0):
         indices = list(group)
         for start in range(0, len(indices), batch_size):
             yield indices[start : start + batch_size]
 
 
-def check_lengths(encodings: Sequence[Encoding], max_positions: int | None, extra: Sequence[int] | None = None) -> None:
+def check_lengths(encodings: Sequence[Encoding], max_positions: int | None, extra: Sequence[int] = ()) -> None:
     """Raise `BadRowsError` for prompts that, with `extra` tokens for the answer, exceed the model's positions."""
     if max_positions is None:
         return

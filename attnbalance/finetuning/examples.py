@@ -234,7 +234,7 @@ def answer_logits(
             f"examples are longer than the model's {model.max_positions} positions", long, len(examples), "shorten them"
         )
     with evaluating(model.model):
-        for indices in batches(examples, batch_size, model.alike_from):
+        for indices in batches([len(example.ids) for example in examples], batch_size, model.alike_from):
             yield list(zip(indices, _labelled(model, [examples[i] for i in indices]), strict=True))
 
 

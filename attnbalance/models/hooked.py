@@ -107,7 +107,7 @@ class HookedModel:
         check_lengths(encodings, self.max_positions, extra=budgets)
         alike_from = self.alike_from and max(1, self.alike_from - max(budgets, default=0))
         with tqdm(total=len(encodings), desc=bar, unit="prompt", disable=bar is None, leave=False) as progress:
-            for group in batches(encodings, batch_size, alike_from):
+            for group in batches([len(encoding.ids) for encoding in encodings], batch_size, alike_from):
                 for indices in self._fitting(group, encodings, budgets):
                     yield indices, pad([encodings[i] for i in indices], self.pad_id, padding_side)
                     progress.update(len(indices))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -32,9 +31,9 @@ def read_drift(
     check_tokenizers(model.tokenizer, base.tokenizer, texts)
     both = model.with_limits_of(base)
     tokenized = _tokenize(both, texts)
-    drifts, order = list[Tensor](), list(batches(tokenized, batch_size, both.alike_from))
+    drifts, order = list[Tensor](), list(batches([*map(len, tokenized)], batch_size, both.alike_from))
     for indices in order:
-        ids = [torch.tensor(tokenized[i].ids) for i in indices]
+        ids = [torch.tensor(tokenized[i]) for i in indices]
         batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=model.pad_id)
         mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(text) for text in ids], batch_first=True)
         before, after = (_log_probabilities(each, batch, mask) for each in (base, model))
@@ -43,18 +42,12 @@ def read_drift(
     return in_order(drifts, order)
 
 
-class _Tokens(NamedTuple):
-    """The tokens of a text."""
-
-    ids: tuple[int, ...]
-
-
-def _tokenize(model: HookedModel, texts: Sequence[str]) -> list[_Tokens]:
+def _tokenize(model: HookedModel, texts: Sequence[str]) -> list[list[int]]:
     """The tokens of each text, cut at the model's positions."""
     tokenized = model.tokenizer(list(texts), verbose=False)["input_ids"]
     if not all(tokenized):
         raise DataError("drift needs at least one token in each text")
-    return [_Tokens(tuple(ids[: model.max_positions])) for ids in tokenized]
+    return [ids[: model.max_positions] for ids in tokenized]
 
 
 def _log_probabilities(model: HookedModel, ids: Tensor, mask: Tensor) -> Float[Tensor, "text position vocab"]:

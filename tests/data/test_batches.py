@@ -31,7 +31,7 @@ def test_padding_keeps_ids_positions_query_and_spans(side: str) -> None:
 
 def test_batches_hold_every_prompt_once_longest_first() -> None:
     encodings = encode(tiny_prompts(), tiny_tokenizer())
-    groups = list(batches(encodings, 4))
+    groups = list(batches([len(encoding.ids) for encoding in encodings], 4))
     assert [len(group) for group in groups] == [4, 4, 1]
     flat = [i for group in groups for i in group]
     assert sorted(flat) == list(range(9))
@@ -64,12 +64,12 @@ def test_prompts_that_reach_a_length_are_batched_only_with_prompts_of_their_own_
     encodings = encode(tiny_prompts(), tiny_tokenizer())
     lengths = [len(encoding.ids) for encoding in encodings]
     middle = sorted(lengths)[4]
-    groups = list(batches(encodings, 3, alike_from=middle))
+    groups = list(batches(lengths, 3, alike_from=middle))
     assert sorted(i for group in groups for i in group) == list(range(len(encodings)))
     for group in groups:
         assert len(group) <= 3
         assert max(lengths[i] for i in group) < middle or len({lengths[i] for i in group}) == 1
-    assert list(batches(encodings, 3, alike_from=max(lengths) + 1)) == list(batches(encodings, 3))
+    assert list(batches(lengths, 3, alike_from=max(lengths) + 1)) == list(batches(lengths, 3))
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
