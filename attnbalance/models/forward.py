@@ -80,14 +80,17 @@ def states_of_output(output: object, query_index: Int[Tensor, " prompt"]) -> Flo
 
 def attention_maps(output: object) -> tuple[tuple[Tensor, ...], Tensor]:
     """The attention that a model returned by layer (whole maps or rows), and its logits; raises `NoRowsError`."""
-    attentions = getattr(output, "attentions", None)
-    if not attentions or any(layer is None for layer in attentions):
-        raise NoRowsError("the model returned no attention")
+    attentions = getattr(output, "attentions", None) or ()
+    missing = [layer is None for layer in attentions]
+    if all(missing):
+        raise NoRowsError("returns no attention, so there is nothing to read (a state-space model?)")
+    if any(missing):
+        raise NoRowsError("returns no attention in some of its layers, and so cannot be read")
     return attentions, output.logits  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class NoRowsError(ModelError):
-    """The attention function got no query index, or the model did not return its row."""
+    """The model did not return attention, or not in all layers; the message continues the model's name."""
 
 
 def base_of(model: Module) -> PreTrainedModel:

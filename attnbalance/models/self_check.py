@@ -64,8 +64,12 @@ def self_check(model: Module, name: str) -> SelfCheck:
         base.config._attn_implementation = own
         if isinstance(error, ModelError) and not isinstance(error, NoRowsError):
             raise
+        kind = type(base).__name__
+        who = name if name == kind else f"{name} ({kind})"
+        if isinstance(error, NoRowsError):
+            raise ModelError(f"{who} {error}") from error
         raise ModelError(
-            f"{name} ({type(base).__name__}) gives no attention that could be read from a prompt of random tokens: "
+            f"{who} gives no attention that could be read from a prompt of random tokens: "
             f"{type(error).__name__}: {str(error)[:200]}"
         ) from error
 
