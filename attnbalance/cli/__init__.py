@@ -12,6 +12,7 @@ from attnbalance.cli.exits import Commands, show_warning
 from attnbalance.cli.finetuning import finetune
 from attnbalance.cli.measuring import curve, explain, salience
 from attnbalance.cli.running import demo, reproduce, study
+from attnbalance.data.sources.load_facts import source_names
 
 app = typer.Typer(
     cls=Commands,
@@ -19,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Measure where finetuning takes a language model's attention off a question's subject, and what that costs.",
-    epilog="Start with `attnbalance demo`. SOURCE is `popqa` (from the Hub), `popqa:PATH`, or PATH of your own facts.",
+    epilog=f"Start with `attnbalance demo`. SOURCE is {source_names()}.",
 )
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from attnbalance.data.sources.load_facts import source_names
 from attnbalance.files.outputs import MARKER, as_folder
 from attnbalance.seeds import LARGEST_SEED
 
@@ -22,8 +23,8 @@ Facts = Annotated[
     str,
     typer.Option(
         metavar="SOURCE",
-        help="`popqa`, `popqa:PATH`, or PATH of a .jsonl, .csv, .tsv or .parquet file with the columns subject, "
-        "relation, answers (one text, or a JSON list of texts) and, optionally, popularity and question.",
+        help=f"{source_names()} with the columns subject, relation, answers (one text, or a JSON list of texts) and, "
+        "optionally, popularity and question.",
     ),
 ]
 Relations = Annotated[str | None, typer.Option(metavar="A,B", help="Only the facts of these relations.")]

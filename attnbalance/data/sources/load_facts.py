@@ -1,7 +1,8 @@
-"""Loading facts by the name of their source: `popqa`, `popqa:PATH`, or the path of a user's own file."""
+"""Facts by the name of their source: NAME or NAME:PATH of a dataset in `SOURCES`, or the path of an own file."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import NoneType
@@ -10,10 +11,18 @@ from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
 from attnbalance.data.sources.own_facts import load_own
 from attnbalance.data.sources.popqa import load_popqa
+from attnbalance.data.sources.table_files import READERS
 from attnbalance.errors import DataError
 
 SOURCES: dict[str, Callable[[str | None], FactSet]] = {"popqa": load_popqa}
 """The loader of each dataset by name; it takes the path of a local copy, or None for the Hub's."""
+
+
+def source_names() -> str:
+    """How each source of facts is written, for messages and help."""
+    datasets = [f"{name} (from the Hub), {name}:PATH" for name in SOURCES]
+    *suffixes, last = READERS
+    return f"{', '.join(datasets)}, or PATH of a {', '.join(suffixes)} or {last} file"
 
 
 @expects(source=(str, Path), relations=([str], NoneType))
@@ -25,7 +34,7 @@ def load_facts(
 ) -> FactSet:
     """Facts from a dataset of `SOURCES`, or from a user's own file.
 
-    Raises `DataError` for a source that cannot be read and for a relation that does not occur.
+    Raises `DataError` for a source that is unknown or cannot be read, and for a relation that does not occur.
 
     source: NAME (from the Hub), NAME:PATH (a local copy), or the path of a .jsonl, .csv, .tsv or .parquet file.
     relations: keep the facts of these relations only.
@@ -34,6 +43,8 @@ def load_facts(
     """
     text = str(source)
     name, colon, path = text.partition(":")
+    if name not in SOURCES and re.fullmatch(r"[\w-]+", name) and not Path(text).exists():
+        raise DataError(f"unknown source {name!r}; sources are {source_names()}")
     facts = SOURCES[name](path if colon else None) if name in SOURCES else load_own(text)
     if relations is not None:
         facts = facts.of_relations(relations)

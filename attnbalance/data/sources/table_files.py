@@ -30,10 +30,7 @@ def read_rows(path: str | Path) -> list[Record]:
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(
-            f"cannot read facts from {path}: a file's name must end in {', '.join(READERS)} (for PopQA, "
-            "write popqa or popqa:PATH)"
-        )
+        raise DataError(f"cannot read facts from {path}: a file's name must end in {', '.join(READERS)}")
     if not path.is_file():
         raise DataError(f"no facts file at {path}" + (": that is a folder" if path.is_dir() else ""))
     try:

@@ -40,10 +40,20 @@ def test_what_cannot_be_had_is_named(own: Path) -> None:
         load_facts(own, relations=[])
     with pytest.raises(DataError, match="no facts file at absent.csv"):
         load_facts("popqa:absent.csv")
-    with pytest.raises(
-        DataError, match=r"cannot read facts from popQA: .*\.jsonl.*for PopQA, write popqa or popqa:PATH"
-    ):
-        load_facts("popQA")
+    with pytest.raises(DataError, match=r"cannot read facts from facts\.txt: a file's name must end in \.jsonl"):
+        load_facts("facts.txt")
+
+
+def test_an_unknown_source_is_named_with_those_that_there_are(
+    own: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(SOURCES, "mine", lambda path: FactSet((Fact("s", "r", ("a",)),), "mine"))
+    for text in ("myne:/tmp/x.jsonl", "myne"):
+        with pytest.raises(DataError, match=r"unknown source 'myne'; sources are popqa .*, mine:PATH, or PATH of a"):
+            load_facts(text)
+    colon = own.rename(tmp_path / "own:facts.jsonl")
+    monkeypatch.chdir(tmp_path)
+    assert len(load_facts(colon.name)) == 12
 
 
 def test_a_dataset_of_the_table_is_loaded_by_name_with_or_without_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
