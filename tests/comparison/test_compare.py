@@ -56,7 +56,7 @@ def test_the_folder_holds_the_curve_of_plain_transformers(specs: list[ModelSpec]
         expected = by_plain_transformers(out, Path(spec.model))
         torch.testing.assert_close(torch.tensor(one["mean"]), expected, atol=1e-5, rtol=0)
     table = pq.read_table(out / "readings.parquet")
-    assert len(table) == 2 * len(FACTS) * 2 * 4  # labels, prompts, layers, heads
+    assert len(table) == len(READINGS) * 2 * len(FACTS) * 2 * 4  # readings, labels, prompts, layers, heads
     page = (out / "report.html").read_text()
     assert "curve &lt;x&gt;" in page
     assert json.loads((out / "attnbalance.json").read_text())["answer"] == answer
