@@ -161,8 +161,8 @@ def finetune(
     sizes = {part: len(getattr(parts, part)) for part in ("train", "validation", "heldout")}
     print(f"{done.trained}.")
     print(f"Facts: {', '.join(f'{n} {part}' for part, n in sizes.items())}, {parts.left_out} left out.")
-    if done.base_completes:
-        print(describe(done.base_completes, parse_objective(objective)))
+    if about := describe(done.base_completes, parse_objective(objective)):
+        print(about)
     unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
     print(f"Best checkpoint: step {done.best_step}, validation {unit.format(loss)}; it is {out} itself.")
     asked = Path(out) / "heldout.jsonl"

@@ -54,14 +54,16 @@ def completion_rates(
 
 
 def describe(rates: Mapping[str, float], objective: Objective) -> str:
-    """The rates in a sentence, and whether the given answers are learned at all."""
-    forms = [f"{100 * rate:.1f}% as {form}" for form, rate in rates.items() if form != CONSTANT]
-    text = (
-        f"The base completes of the training facts {', '.join(forms)}; a {CONSTANT} gets {100 * rates[CONSTANT]:.1f}%."
-    )
+    """The rates, if any, in a sentence, and one more if the given answers are not learned; empty if neither applies."""
+    sentences = []
+    if rates:
+        forms = [f"{100 * rate:.1f}% as {form}" for form, rate in rates.items() if form != CONSTANT]
+        known, constant = ", ".join(forms), f"a {CONSTANT} gets {100 * rates[CONSTANT]:.1f}%"
+        sentences.append(f"The base completes of the training facts {known}; {constant}.")
     if not objective.learns_answers:
-        text += f" {objective.text} teaches what the base says; the answers given are not learned."
-    return text
+        teaches = "what the base says" if objective.forms else "no answers"
+        sentences.append(f"{objective.text} teaches {teaches}; the answers given are not learned.")
+    return " ".join(sentences)
 
 
 def warn_of_weak_forms(rates: Mapping[str, float], objective: Objective) -> None:

@@ -91,8 +91,8 @@ def train(
     trainer.remove_callback(PrinterCallback)
     if bar is not None:
         trainer.add_callback(ProgressBar(bar))
-        if trainer.base_completes:
-            tqdm.write(describe(trainer.base_completes, trainer.objective), file=sys.stderr)
+        if about := describe(trainer.base_completes, trainer.objective):
+            tqdm.write(about, file=sys.stderr)
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
     return trainer.state.log_history
 

@@ -103,6 +103,10 @@ def test_what_is_said_names_the_forms_and_whether_answers_are_learned() -> None:
     assert "43.1% as statement, 0.0% as question; a constant answer gets 28.0%" in text
     assert "the answers given are not learned" in text
     assert "not learned" not in describe(rates, parse_objective("ce + kl(statement)"))
+    assert describe({}, parse_objective("floor(0.9)")) == (
+        "floor(0.9) teaches no answers; the answers given are not learned."
+    )
+    assert describe({}, parse_objective("ce + floor(0.9)")) == ""
 
 
 def trainer(folder: Path, facts: list[Fact], objective: str) -> ObjectiveTrainer:
