@@ -61,7 +61,7 @@ def _change(explanation: Explanation) -> str:
         return _causes(groups[name], where)
     if math.isnan(total.low):
         return f"The right answer's margin changes by {total.mean:+.2f} nats on {where} ({wording.FEW}: no interval)."
-    text = f"On {where} the right answer's margin does not change measurably ({wording.logits(total)} nats)."
+    text = f"On {where} the right answer's margin does not change measurably ({wording.nats(total)} nats)."
     sure = [name for name in ("all", "lost") if name in groups and groups[name].total.excludes_zero]
     return f"{text} {_causes(groups[sure[0]], group_name(sure[0]))}" if sure else text
 

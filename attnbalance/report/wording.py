@@ -16,26 +16,26 @@ FEW = f"fewer than {MIN_CLUSTERS} subjects"
 
 def percent(value: float) -> str:
     """A share in [0, 1] as a percentage, with a point for the decimal and one digit after it."""
-    return f"{100 * value:.1f}%"
+    return f"{100 * value:z.1f}%"
 
 
 def percent_interval(interval: Interval) -> str:
     """A share as a percentage with its interval, where it has one."""
     return percent(interval.mean) + (
-        "" if math.isnan(interval.low) else f" [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
+        "" if math.isnan(interval.low) else f" [{100 * interval.low:z.1f}, {100 * interval.high:z.1f}]"
     )
 
 
 def points(interval: Interval, sign: int = 1, unit: str = " points") -> str:
     """A difference of accuracies in percentage points with its interval; `sign` -1 turns it round."""
     low, high = sorted((sign * interval.low, sign * interval.high))
-    bounds = "(no interval)" if math.isnan(interval.low) else f"[{100 * low:+.1f}, {100 * high:+.1f}]"
-    return f"{100 * sign * interval.mean:+.1f}{unit} {bounds}"
+    bounds = "(no interval)" if math.isnan(interval.low) else f"[{100 * low:+z.1f}, {100 * high:+z.1f}]"
+    return f"{100 * sign * interval.mean:+z.1f}{unit} {bounds}"
 
 
 def share(value: float, sign: str = "") -> str:
     """A share of attention to three decimals, or two digits where it is small; `sign` "+" always shows the sign."""
-    return f"{value:{sign}.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:{sign}.2g}"
+    return f"{value:{sign}z.3f}" if abs(value) >= 0.01 or value == 0 else f"{value:{sign}.2g}"
 
 
 def bounds(low: float, high: float, sign: str = "") -> str:
@@ -62,7 +62,7 @@ def listed(parts: Sequence[str]) -> str:
 
 def popularity(value: float) -> str:
     """A popularity: whole from 100 on, three digits below."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:z.3g}"
 
 
 def questions(n: int) -> str:
@@ -70,10 +70,10 @@ def questions(n: int) -> str:
     return f"{n:,} question{'' if n == 1 else 's'}"
 
 
-def logits(interval: Interval, digits: int = 2) -> str:
-    """A number of logits with its interval, signs shown."""
-    ends = "" if math.isnan(interval.low) else f" [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
-    return f"{interval.mean:+.{digits}f}{ends}"
+def nats(interval: Interval, digits: int = 2) -> str:
+    """A number of nats with its interval, signs shown."""
+    ends = "" if math.isnan(interval.low) else f" [{interval.low:+z.{digits}f}, {interval.high:+z.{digits}f}]"
+    return f"{interval.mean:+z.{digits}f}{ends}"
 
 
 def stacked(text: str) -> Markup:
@@ -86,5 +86,5 @@ def percent_share(interval: Interval) -> str:
     return (
         "?"
         if math.isnan(interval.low)
-        else f"{100 * interval.mean:.0f}% [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
+        else f"{100 * interval.mean:z.0f}% [{100 * interval.low:z.0f}, {100 * interval.high:z.0f}]"
     )

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import math
 
-from attnbalance.report.wording import bounds, layers, listed, percent_interval, points, popularity, questions, share
+from attnbalance.report.wording import (
+    bounds,
+    layers,
+    listed,
+    nats,
+    percent_interval,
+    percent_share,
+    points,
+    popularity,
+    questions,
+    share,
+)
 from attnbalance.statistics.intervals import Interval
 
 
@@ -20,6 +31,15 @@ def test_a_missing_interval_is_left_out():
     assert percent_interval(alone) == "50.0%"
     assert points(alone) == "+50.0 points (no interval)"
     assert bounds(math.nan, math.nan) == ""
+
+
+def test_a_rounded_zero_has_no_minus_sign():
+    near = Interval(-0.0004, -0.004, 0.0001, 8)
+    assert percent_share(near) == "0% [0, 0]"
+    assert percent_interval(Interval(-0.0004, -0.12, -0.0001, 8)) == "0.0% [-12.0, 0.0]"
+    assert points(near) == "+0.0 points [-0.4, +0.0]"
+    assert nats(near) == "+0.00 [+0.00, +0.00]"
+    assert [share(-0.0), share(-0.0, "+")] == ["0.000", "+0.000"]
 
 
 def test_small_shares_keep_two_digits():
