@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -165,5 +166,6 @@ def finetune(
         print(about)
     unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
     print(f"Best checkpoint: step {done.best_step}, validation {unit.format(loss)}; it is {out} itself.")
-    asked = Path(out) / "heldout.jsonl"
-    print(f"Next: attnbalance curve base={done.base} finetuned={name} --facts {asked} --recall --out ...")
+    asked = str(Path(out) / "heldout.jsonl")
+    models = f"base={done.base}", f"finetuned={name}"
+    print(f"Next: {shlex.join(['attnbalance', 'curve', *models, '--facts', asked, '--recall', '--out'])} ...")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from commands import run_command
@@ -11,7 +12,7 @@ from commands import run_command
 def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
     llama_folder: Path, tmp_path: Path, facts_file: Path
 ) -> None:
-    run = tmp_path / "run"
+    run = tmp_path / "a run"
     options = ("--split", "whole", "--steps", 4, "--batch-size", 4, "--checkpoint-every", 2, "--lora-rank", 2)
     code, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, "--out", run)
     assert code == 0, text
@@ -19,7 +20,10 @@ def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
     assert "already finished" not in text
     _, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, "--out", run)
     assert "already finished" in text
-    models = (f"base={llama_folder}", f"tuned={llama_folder}+{run}")
+    models = (f"base={llama_folder}", f"finetuned={llama_folder}+{run}")
+    command = next(line for line in text.splitlines() if line.startswith("Next: "))
+    asked = ["--facts", f"{run}/heldout.jsonl", "--recall", "--out", "..."]
+    assert shlex.split(command)[1:] == ["attnbalance", "curve", *models, *asked]
     code, text = run_command("curve", *models, "--facts", run / "heldout.jsonl", "--out", tmp_path / "out")
     assert code == 0, text
 
