@@ -82,7 +82,10 @@ class AnswerTokens:
         )
 
     def difference(self, logits: Float[Tensor, "prompt vocab"]) -> Float[Tensor, " prompt"]:
-        """Each prompt's logit difference, or its margin where `weights` are probabilities, on the CPU."""
+        """Each prompt's logit difference, or its margin where `weights` are probabilities, on the CPU.
+
+        A field called `logit_difference` that was made from such weights holds the margin.
+        """
         differences = []
         for i, prompt in enumerate(self.prompts):
             candidates = logits[i, list(self.candidates[prompt.fact.relation])]

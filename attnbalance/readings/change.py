@@ -39,6 +39,7 @@ class Change:
 
     In families that cap their final logits (Gemma 2), all of this is about the logits before the cap. OV and MLP
     weights also change what later layers attend to, so `qk` is not all of the change that attention carries; `rows` is.
+    Fields of other classes called `logit_difference` hold the margin here: answer tokens have probability weights.
 
     Attributes:
         before: The margin in the first checkpoint, nats.

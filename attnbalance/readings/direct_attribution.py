@@ -31,7 +31,7 @@ class DirectAttribution:
     with probability weights, all of these are about the margin instead (see `answer_tokens`).
 
     Attributes:
-        logit_difference: From the model's own logits, before any softcap.
+        logit_difference: From the model's own logits, before any softcap; the margin, with probability weights.
         embedding: What the last token's embedding adds.
         rows: The last token's attention probabilities. Token j of a prompt is at position j.
         readout: What the head would add if it attended to this position alone.
