@@ -14,12 +14,19 @@ from attnbalance.models.generate import generate
 from attnbalance.readings.recall import NEW_TOKENS, answer_budgets
 
 
+def longest_line(text: str) -> str:
+    """A part of what a random model said that can be an answer."""
+    return max((line.strip() for line in text.splitlines()), key=len)
+
+
 def test_recall_scores_the_models_own_answers_in_the_order_of_the_prompts() -> None:
     model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
     said = generate(model, tiny_prompts(), max_new_tokens=10, batch_size=9)
     prompts = list(tiny_prompts())
     for i in (1, 4):  # two facts whose answer is what the model says
-        prompts[i] = dataclasses.replace(prompts[i], fact=dataclasses.replace(prompts[i].fact, answers=("no", said[i])))
+        prompts[i] = dataclasses.replace(
+            prompts[i], fact=dataclasses.replace(prompts[i].fact, answers=("no", longest_line(said[i])))
+        )
     shortcuts = {prompts[7].fact.relation: (said[7].upper(),)}
     found = recall(model, prompts, shortcuts, scoring="containment", max_new_tokens=10, batch_size=2)
     assert found.outputs == tuple(said)
@@ -35,7 +42,7 @@ def test_by_default_the_shortcut_is_the_most_frequent_answer_of_the_prompts_them
     model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
     said = generate(model, tiny_prompts()[:1], max_new_tokens=10, batch_size=1)[0]
     wrong = tiny_prompts()[0].fact
-    usual = dataclasses.replace(wrong, answers=(said,))
+    usual = dataclasses.replace(wrong, answers=(longest_line(said),))
     prompts = [
         dataclasses.replace(tiny_prompts()[0], prompt_id=str(i), fact=fact)
         for i, fact in enumerate([wrong, usual, usual])
@@ -49,7 +56,7 @@ def test_an_answer_longer_than_usual_gets_the_tokens_that_it_takes() -> None:
     tokenizer = tiny_tokenizer()
     model = load_model(tiny_model("llama"), tokenizer=tokenizer)
     prompt = tiny_prompts()[0]
-    said = generate(model, [prompt], max_new_tokens=25, batch_size=1)[0]
+    said = longest_line(generate(model, [prompt], max_new_tokens=25, batch_size=1)[0])
     size = len(tokenizer(f" {said}", add_special_tokens=False)["input_ids"])
     assert size > NEW_TOKENS
     long = dataclasses.replace(prompt, fact=dataclasses.replace(prompt.fact, answers=("no", said)))
