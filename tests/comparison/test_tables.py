@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from attnbalance.comparison.tables import curves_json, recall_json
+from attnbalance.readings.scoring import CONTAINMENT, WHOLE_WORDS
 from tests.fakes import a_comparison
 
 ATTENTION = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.4]}
@@ -50,6 +51,18 @@ def test_recall_json_holds_hand_counted_accuracies():
     assert [(part["percent"], part["n"]) for part in top["top_percentiles"]][::9] == [(10, 4), (100, 40)]
     assert top["top_percentiles"][-1]["accuracy"] == 0.75
     assert json.loads(json.dumps([top], allow_nan=False)) == [top]
+
+
+def test_recall_json_holds_both_scorings_and_the_ties_across_fifths():
+    recall = MADE["top"].recall
+    assert recall is not None
+    lenient = {**recall.right, CONTAINMENT: (True,) * 36 + (False,) * 4}
+    tied = tuple(popularity if i not in (7, 8) else 993.0 for i, popularity in enumerate(recall.popularity))
+    changed = replace(recall, right=lenient, popularity=tied)
+    [top] = recall_json(replace(MADE, measured=(replace(MADE["top"], recall=changed), MADE["bottom"])))
+    assert top["accuracy"] == top["by_scoring"][WHOLE_WORDS]["accuracy"] == 0.75
+    assert top["by_scoring"][CONTAINMENT]["accuracy"] == 0.9
+    assert [part["tied"] for part in top["by_popularity"]] == [1, 1, 0, 0, 0]
 
 
 def test_recall_json_without_wrong_answers_or_popularity_has_no_rate_and_no_fifths():
