@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,10 @@ CHUNK = 1 << 22
 def fingerprint(model: Module) -> dict[str, str]:
     """Checksums of the base model's parameters in their dtype and the coarser ones; under "dtype" the one they have.
 
-    A checksum is SHA-256 over the names and shapes of the parameters and two sums of the bits of each, of which the
-    second weights a value by its position. Any edit of a single weight changes it, and the device does not. Adapter
-    weights are left out and the parts of names that peft adds are removed, so that a base has one fingerprint with and
-    without adapters. Takes about 10 s for each 1e9 weights and dtype on a CPU core.
+    A checksum is SHA-256 over the names and shapes of the parameters and saved buffers, and two sums of the bits of
+    each, of which the second weights a value by its position. Any edit of a single weight changes it; the device does
+    not. Adapter weights are left out and the parts of names that peft adds are removed, so that a base has one
+    fingerprint with and without adapters. Takes about 10 s for each 1e9 weights and dtype on a CPU core.
     """
     own = _dtype(model)
     finest = min(PRECISIONS.index(own) if own in PRECISIONS else 0, PRECISIONS.index("bfloat16"))
@@ -67,7 +68,7 @@ def _checksum(model: Module, precision: str) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for name, parameter in sorted(base_parameters(model)):
+    for name, parameter in sorted([*base_parameters(model), *_saved_buffers(model)], key=itemgetter(0)):
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         for start, values in enumerate(parameter.detach().flatten().split(CHUNK)):
             rounded = values.to(getattr(torch, precision)) if values.is_floating_point() else values
@@ -79,23 +80,38 @@ def _checksum(model: Module, precision: str) -> str:
 
 
 def adapter_parameters(model: Module) -> set[int]:
-    """The `id` of each parameter that adapters of any kind have added to a model, copies of whole modules included."""
+    """The `id` of each parameter and buffer that adapters of any kind have added to a model, also in copied modules."""
     added: set[int] = set()
     for module in model.modules():
         for name in getattr(module, "adapter_layer_names", ()):  # peft's layers and wrappers have it
             part = getattr(module, name, None)
-            added |= {id(parameter) for parameter in getattr(part, "parameters", tuple)()}
+            for kind in ("parameters", "buffers"):
+                added |= {id(tensor) for tensor in getattr(part, kind, tuple)()}
     return added
 
 
 def base_parameters(model: Module) -> list[tuple[str, Tensor]]:
     """The base model's parameters under their names in it, with and without adapters."""
     added = adapter_parameters(model)
+    return [(_base_name(name), parameter) for name, parameter in model.named_parameters() if id(parameter) not in added]
+
+
+def _saved_buffers(model: Module) -> list[tuple[str, Tensor]]:
+    """The base model's buffers that a checkpoint holds, such as a router's correction bias."""
+    added = adapter_parameters(model)
     return [
-        (name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".original_module", ""), parameter)
-        for name, parameter in model.named_parameters()
-        if id(parameter) not in added
+        (_base_name(f"{path}.{name}" if path else name), buffer)
+        for path, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set and id(buffer) not in added
     ]
+
+
+def _base_name(name: str) -> str:
+    """A tensor's name in the base model, without what peft adds."""
+    for part in (".base_layer", ".original_module", ".token_adapter"):
+        name = name.replace(part, "")
+    return name.removeprefix("base_model.model.")
 
 
 def files_fingerprint(path: str | Path) -> str | None:

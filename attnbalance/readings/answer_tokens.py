@@ -216,6 +216,23 @@ def check_tokenizers(first: PreTrainedTokenizerBase, second: PreTrainedTokenizer
         )
 
 
+def check_answers_alike(
+    answer_tokens: AnswerTokens, first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
+) -> None:
+    """Raise `DataError` for two models that would not be compared at the same tokens.
+
+    An answer that is the beginning of another is compared at the end of sequence, which must be the same token.
+    """
+    check_tokenizers(first, second, answer_tokens.texts)
+    ends = (first.eos_token_id, second.eos_token_id)
+    compared = {token for tokens in answer_tokens.candidates.values() for token in tokens}
+    if ends[0] != ends[1] and any(end in compared for end in ends):
+        raise DataError(
+            "some answers begin another answer of their relation, so the end of sequence is compared: it must be "
+            f"the same token, got {first.eos_token!r} and {second.eos_token!r}; set one eos_token in both tokenizers"
+        )
+
+
 def _by_relation(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
     """The indices of each relation's prompts."""
     indices: dict[str, list[int]] = {}

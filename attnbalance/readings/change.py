@@ -20,7 +20,7 @@ from attnbalance.models.hooked import HookedModel
 from attnbalance.models.hybrids import Hybrids, hybrids_of
 from attnbalance.models.interventions import edited, rows_of
 from attnbalance.models.weights import PARTS
-from attnbalance.readings.answer_tokens import AnswerTokens, check_tokenizers, weigh_by_probability
+from attnbalance.readings.answer_tokens import AnswerTokens, check_answers_alike, weigh_by_probability
 from attnbalance.readings.direct_attribution import DirectAttribution, read_direct_attribution
 from attnbalance.readings.reading import Reading
 
@@ -116,7 +116,7 @@ def read_change(
     batch_size: prompts in a forward pass.
     progress: show a progress bar.
     """
-    check_tokenizers(before.tokenizer, after.tokenizer, answer_tokens.texts)
+    check_answers_alike(answer_tokens, before.tokenizer, after.tokenizer)
     hybrids = hybrids_of(before, after)
     answer_tokens, own, rows = _own_passes(before, after, answer_tokens, batch_size)
     margins, components, first, last = _read_hybrids(hybrids, answer_tokens, batch_size, progress)

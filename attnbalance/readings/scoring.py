@@ -18,8 +18,17 @@ WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "LAO", "KHMER
 CODE_LENGTH = 2
 """Longest answer in capitals that is a code ("US", "IT"). A code matches only in capitals."""
 
-PLAIN = str.maketrans(dict.fromkeys("‘’‚‛ʼʻ", "'") | dict.fromkeys("“”„‟«»", '"') | {"−": "-", "⁄": "/"})  # noqa: RUF001
-"""Typographic quotes, apostrophes and the minus sign, and the plain characters that they are compared as."""
+PLAIN = str.maketrans(
+    dict.fromkeys("‘’‚‛ʼʻ`´", "'") | dict.fromkeys("“”„‟«»", '"') | dict.fromkeys("−‐‑–", "-") | {"⁄": "/"}  # noqa: RUF001
+)
+"""Typographic quotes, apostrophes, hyphens and minus signs, and the plain characters that they are compared as."""
+
+APPENDED = re.compile("[™℠®©¹²³⁰-⁹]+")
+"""Signs and raised digits that follow a word without belonging to it."""
+FRACTION = re.compile(r"(\d)([¼-¾⅐-⅞])")
+"""A digit before a fraction of one character."""
+DATE = re.compile(r"(?<![\d.])(\d{1,4})\.(\d{1,2})\.(\d{1,4})(?!\.?\d)")
+"""A date with points, whose parts are numbers of their own."""
 
 NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:(?<![\d/])\d{1,3}/\d{1,3}(?![\d/])|(?:(?<![\w.])\.)?\d+(?:[.,]\d+)*)")
 """A number, which an answer matches whole: "-5", ".5", "3.14", "19,000", "1/2". The hyphen of "1990-1995" or
@@ -98,6 +107,12 @@ def _runs_on(character: str) -> bool:
 
 
 def _normalised(text: str, keep_case: bool) -> str:
-    composed = unicodedata.normalize("NFKC", text).translate(PLAIN)
+    composed = unicodedata.normalize("NFKC", _without_marks(text)).translate(PLAIN)
     folded = composed if keep_case else unicodedata.normalize("NFKC", composed.casefold())
     return " ".join(folded.split())
+
+
+def _without_marks(text: str) -> str:
+    """The text without invisible characters; "Paris¹", "1½" and "14.3.1879" become separate words."""
+    visible = "".join(character for character in text.translate(PLAIN) if unicodedata.category(character) != "Cf")
+    return DATE.sub(r"\1 \2 \3", FRACTION.sub(r"\1 \2", APPENDED.sub(" ", visible)))

@@ -81,4 +81,5 @@ def _wilson(share: float, n: float, quantile: float) -> tuple[float, float]:
     squared = quantile**2
     centre = (share + squared / (2 * n)) / (1 + squared / n)
     half = quantile / (1 + squared / n) * np.sqrt(share * (1 - share) / n + squared / (4 * n * n))
-    return float(max(0.0, centre - half)), float(min(1.0, centre + half))
+    # rounding must not put a share of 0 or 1 outside its interval
+    return float(min(share, max(0.0, centre - half))), float(max(share, min(1.0, centre + half)))

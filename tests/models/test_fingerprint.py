@@ -36,6 +36,19 @@ def test_an_adapter_and_a_coarser_dtype_leave_the_fingerprint_and_a_changed_weig
     assert has_fingerprint(model, own) is False
 
 
+def test_a_saved_buffer_counts_and_tokens_that_an_adapter_trains_do_not() -> None:
+    model = tiny_model("llama")
+    model.model.layers[1].mlp.register_buffer("bias", torch.zeros(4))
+    model.model.layers[1].mlp.register_buffer("cache", torch.zeros(4), persistent=False)
+    own = fingerprint(model)
+    model.model.layers[1].mlp.cache[0] = 1.0
+    assert has_fingerprint(model, own)
+    model.model.layers[1].mlp.bias[0] = 1.0
+    assert has_fingerprint(model, own) is False
+    config = LoraConfig(target_modules=["q_proj"], trainable_token_indices=[1, 2])
+    assert fingerprint(get_peft_model(tiny_model("llama"), config)) == fingerprint(tiny_model("llama"))
+
+
 def test_bfloat16_and_float16_are_the_same_weights_only_if_one_was_rounded_from_the_other() -> None:
     whole = tiny_model("llama")
     halves = {dtype: tiny_model("llama").to(dtype) for dtype in (torch.bfloat16, torch.float16)}

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from attnbalance import Fact, Prompt
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import BadRowsError, DataError
-from attnbalance.readings.answer_tokens import check_tokenizers, make_answer_tokens
+from attnbalance.readings.answer_tokens import check_answers_alike, check_tokenizers, make_answer_tokens
 
 WORDS = "<unk> </s> : France Italy Spain India city king Paris Rome Madrid New York Delhi Juan"
 ID = {word: i for i, word in enumerate(WORDS.split())}
@@ -174,3 +174,19 @@ def test_two_tokenizers_are_told_apart() -> None:
     check_tokenizers(words(), words(eos_token="</s>"), ["city France :"])
     with pytest.raises(DataError, match="different tokenizers"):
         check_tokenizers(words(), tiny_tokenizer(), ["city France :"])
+
+
+def test_answers_that_end_where_others_go_on_need_one_end_of_sequence() -> None:
+    kinds = {end: tiny_tokenizer() for end in ("</s>", "<pad>")}
+    for end, tokenizer in kinds.items():
+        tokenizer.eos_token = end
+    own, other = kinds.values()
+    assert own.eos_token_id != other.eos_token_id
+    for answers, alike in ((("pop", "pop star"), False), (("pop", "star"), True)):
+        made = make_answer_tokens(prompts(*((name, answer) for name, answer in zip("ab", answers, strict=True))), own)
+        check_answers_alike(made, own, own)
+        if alike:
+            check_answers_alike(made, own, other)
+        else:
+            with pytest.raises(DataError, match="must be the same token, got '</s>' and '<pad>'"):
+                check_answers_alike(made, own, other)

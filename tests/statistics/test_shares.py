@@ -108,3 +108,12 @@ def test_gains_are_covered_as_often_as_intervals_say(n, won, lost):
 def test_gains_of_few_subjects_have_no_interval():
     assert math.isnan(gain_interval(np.array([1, 0, -1, 0]), list("abcd")).low)
     assert math.isnan(gain_interval(np.array([1, 1]), ["a", "a"]).high)
+
+
+def test_a_share_of_none_or_all_lies_in_its_own_interval() -> None:
+    for n in range(2, 200):
+        names = [str(i) for i in range(n)]
+        none, every = (share_interval([right] * n, names) for right in (False, True))
+        assert not none.excludes_zero
+        assert not none.low > 0
+        assert not every.high < 1
