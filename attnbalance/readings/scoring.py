@@ -74,7 +74,8 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
 def _holds(line: str, answer: str) -> bool:
     code = len(answer.strip()) <= CODE_LENGTH and answer.strip().isupper()
     given, wanted = _normalised(line, code), _normalised(answer, code)
-    return any(_ends_word(given, start) and _ends_word(given, start + len(wanted)) for start in _starts(given, wanted))
+    ends = ((start, start + len(wanted)) for start in (_starts(given, wanted) if wanted else ()))
+    return any(_ends_word(given, start) and _ends_word(given, end) for start, end in ends)
 
 
 def _starts(text: str, part: str) -> Iterator[int]:

@@ -90,6 +90,8 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("1½", ["1 1/2"], True),
         ("10² km", ["102"], False),
         ("Paris¹", ["Paris"], True),
+        ("anything", ["²"], False),  # nothing is left of it to find
+        ("anything", ["\u200b"], False),
         ("Windows™ is", ["Windows"], True),
         ("Guinea‑Bissau", ["Guinea-Bissau"], True),
         ("Guinea–Bissau", ["Guinea-Bissau"], True),
