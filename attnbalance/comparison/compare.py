@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from attnbalance.comparison.tables import curves_json, recall_json
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
 from attnbalance.errors import DataError
-from attnbalance.files.outputs import as_folder, replacing, write_json, write_text
+from attnbalance.files.outputs import as_folder, replacing, write_json, write_json_lines
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.report.figures import draw_curves, save
 from attnbalance.report.readings_table import write_readings
@@ -72,23 +71,21 @@ def write_results(comparison: Comparison, folder: Path, *, title: str, command: 
 
 def write_numbers(comparison: Comparison, folder: Path) -> None:
     """Write a comparison's prompts, curves, readings and answers, and the figure of its curves."""
-    lines = [json.dumps(prompt.as_dict(), ensure_ascii=False) + "\n" for prompt in comparison.prompts]
-    write_text(folder / "prompts.jsonl", "".join(lines))
+    write_json_lines(folder / "prompts.jsonl", (prompt.as_dict() for prompt in comparison.prompts))
     write_json(folder / "curves.json", curves_json(comparison))
     readings = [(measured.label, reading) for measured in comparison.measured for reading in measured.readings]
     write_readings(readings, folder / "readings.parquet")
     if any(measured.recall for measured in comparison.measured):
         write_json(folder / "recall.json", recall_json(comparison))
-        write_text(folder / "answers.jsonl", "".join(_answers(comparison)))
+        write_json_lines(folder / "answers.jsonl", _answers(comparison))
     with replacing(folder / "curves.png") as path:
         save(draw_curves(comparison.all_curves()), path, format="png", dpi=150)
 
 
-def _answers(comparison: Comparison) -> Iterator[str]:
-    """Each model's answer to each prompt, as lines of JSON."""
+def _answers(comparison: Comparison) -> Iterator[dict[str, object]]:
+    """Each model's answer to each prompt."""
     names = ("label", "prompt_id", "output", "correct", "shortcut")
     for measured in comparison.measured:
         if recall := measured.recall:
             for answer in zip(recall.prompt_ids, recall.outputs, recall.correct, recall.shortcut, strict=True):
-                line = dict(zip(names, (measured.label, *answer), strict=True))
-                yield json.dumps(line, ensure_ascii=False) + "\n"
+                yield dict(zip(names, (measured.label, *answer), strict=True))

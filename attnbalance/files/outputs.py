@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -39,11 +39,12 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write JSON whole; raises `OutputError` for NaN and infinity, which JSON does not have."""
-    try:
-        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise OutputError(f"cannot write {path}: expected finite numbers, got NaN or infinity ({error})") from error
-    write_text(path, text + "\n")
+    write_text(path, _as_json(path, value, indent=1))
+
+
+def write_json_lines(path: Path, values: Iterable[object]) -> None:
+    """Write each value as one line of JSON, the file whole; raises `OutputError` for NaN and infinity."""
+    write_text(path, "".join(_as_json(path, value) for value in values))
 
 
 def read_json(path: Path) -> dict:
@@ -154,6 +155,14 @@ def provenance() -> dict[str, object]:
     """Versions of what computes: Python, the machine's kind, this package and those that it depends on."""
     versions = {name: metadata.version(name) for name in PACKAGES}
     return {"python": sys.version.split()[0], "machine": platform.platform(), "versions": versions}
+
+
+def _as_json(path: Path, value: object, indent: int | None = None) -> str:
+    """JSON with a line end, for the file `path`."""
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError as error:
+        raise OutputError(f"cannot write {path}: expected finite numbers, got NaN or infinity ({error})") from error
 
 
 def _remedy(error: Exception) -> str:

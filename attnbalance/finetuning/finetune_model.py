@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from attnbalance.data.prompts import as_template
-from attnbalance.files.outputs import MARKER, provenance, replacing, write_json, write_text
+from attnbalance.files.outputs import MARKER, provenance, replacing, write_json, write_json_lines
 from attnbalance.files.work import is_finished
 from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, written
 from attnbalance.finetuning.curriculum import order
@@ -184,8 +183,7 @@ def _finish(
             copy_for_users(path, target, link=True)
             write_json(target / MARKER, {"kind": CHECKPOINT_KIND, "step": step, **about})
         for name, facts in ((TRAIN, split.train), (HELDOUT, split.heldout)):
-            lines = [json.dumps(fact.as_dict(), ensure_ascii=False) + "\n" for fact in facts]
-            write_text(folder / name, "".join(lines))
+            write_json_lines(folder / name, (fact.as_dict() for fact in facts))
         write_json(folder / TRAJECTORY, {"trajectory": list(validations)})
         history = [[step, loss] for step, loss in losses.items()]
         write_json(folder / MARKER, {"kind": KIND, "best_step": best, "validation_loss": history, **about})

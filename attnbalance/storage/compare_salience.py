@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
-from attnbalance.files.outputs import as_folder, write_json, write_text
+from attnbalance.files.outputs import as_folder, write_json, write_json_lines
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.bridge import bridge_of
 from attnbalance.readings.answer_tokens import check_tokens, make_answer_tokens
@@ -89,8 +88,7 @@ def _read(spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings,
 
 
 def _write(models: Sequence[Salience], prompts: Sequence[Prompt], folder: Path) -> None:
-    lines = [json.dumps(prompt.as_dict(), ensure_ascii=False) + "\n" for prompt in prompts]
-    write_text(folder / "prompts.jsonl", "".join(lines))
+    write_json_lines(folder / "prompts.jsonl", (prompt.as_dict() for prompt in prompts))
     write_json(folder / "salience.json", [_as_json(model) for model in models])
     readings = [(model.label, reading) for model in models for reading in model.readings]
     write_readings(readings, folder / "salience.parquet")

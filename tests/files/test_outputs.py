@@ -24,6 +24,7 @@ from attnbalance.files.outputs import (
     remove,
     replacing,
     write_json,
+    write_json_lines,
     write_text,
     writing,
 )
@@ -126,6 +127,16 @@ def test_json_is_read_back_and_numbers_that_are_no_json_are_refused(tmp_path: Pa
         (tmp_path / "c.json").write_text(content)
         assert read_json(tmp_path / "c.json") == {}
     assert read_json(tmp_path / "absent.json") == {}
+
+
+def test_lines_of_json_are_written_whole_one_value_each(tmp_path: Path) -> None:
+    write_json_lines(tmp_path / "deep/a.jsonl", ({"é": text} for text in ("a\nb", "c")))
+    assert (tmp_path / "deep/a.jsonl").read_text(encoding="utf-8") == '{"é": "a\\nb"}\n{"é": "c"}\n'
+    with pytest.raises(OutputError, match="a.jsonl: expected finite numbers, got NaN or infinity"):
+        write_json_lines(tmp_path / "deep/a.jsonl", [1, math.nan])
+    assert "c" in (tmp_path / "deep/a.jsonl").read_text(encoding="utf-8")
+    write_json_lines(tmp_path / "none.jsonl", [])
+    assert (tmp_path / "none.jsonl").read_text() == ""
 
 
 def test_provenance_names_the_versions_that_computed() -> None:
