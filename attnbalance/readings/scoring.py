@@ -33,6 +33,10 @@ DATE = re.compile(r"(?<![\d.])(\d{1,4})\.(\d{1,2})\.(\d{1,4})(?!\.?\d)")
 NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:(?<![\d/])\d{1,3}/\d{1,3}(?![\d/])|(?:(?<![\w.])\.)?\d+(?:[.,]\d+)*)")
 """A number, which an answer matches whole: "-5", ".5", "3.14", "19,000", "1/2". The hyphen of "1990-1995" or
 "COVID-19" is not a sign, and the slashes of "3/14/1879" or "1990/91" are not fraction lines."""
+GROUPED = re.compile(
+    "|".join(rf"(?<!\d)(?<!\d[./{mark}])[1-9]\d{{0,2}}(?:{mark}\d{{3}})+(?!{mark}?\d)" for mark in " ,'")
+)
+"""A number whose digits stand in groups of three: "1,234", "1 234 567"."""
 
 
 def check_scoring(scoring: str) -> None:
@@ -46,11 +50,13 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     """Whether an output contains one of the answers; empty answers never match.
 
     "whole-words": the output's first non-empty line contains an answer as whole words, ignoring case. A word is a run
-    of letters, digits and marks (Unicode); a number keeps its minus sign, decimal point, commas and fraction line, so
-    that 5 is not found in "-5", ".5" or "5/8". Curly quotes and apostrophes equal plain ones. Chinese, Japanese,
-    Korean, Thai, Lao, Khmer and Burmese do not separate words, so they match anywhere. Codes of one or two capitals
-    ("US", "IT") match only in capitals, or every "it" would be Italy. What the line says about the answer is not read:
-    "Not Paris, but Lyon" contains Paris.
+    of letters, digits and marks (Unicode). Punctuation ends a word: "Paris.5" contains Paris (SQuAD's rule would remove
+    the point and read one word). A number keeps its minus sign, decimal point, commas and fraction line, so that 5 is
+    not found in "-5", ".5" or "5/8", nor -5 in "10-5". Digits in groups of three are one number: "1,234" and "1 234"
+    equal 1234. As a space may also separate two numbers, "1 234" contains 1 and 234 as well. Curly quotes and
+    apostrophes equal plain ones. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate words, so they
+    match anywhere. Codes of one or two capitals ("US", "IT") match only in capitals, or every "it" would be Italy. What
+    the line says about the answer is not read: "Not Paris, but Lyon" contains Paris.
 
     "containment": the output contains an answer anywhere, both lower-cased and stripped (Ghosal et al. 2024, B.2). The
     paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer
@@ -74,8 +80,18 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
 def _holds(line: str, answer: str) -> bool:
     code = len(answer.strip()) <= CODE_LENGTH and answer.strip().isupper()
     given, wanted = _normalised(line, code), _normalised(answer, code)
-    ends = ((start, start + len(wanted)) for start in (_starts(given, wanted) if wanted else ()))
-    return any(_ends_word(given, start) and _ends_word(given, end) for start, end in ends)
+    return _contains(given, wanted) or _contains(_ungrouped(given), _ungrouped(wanted))
+
+
+def _contains(given: str, wanted: str) -> bool:
+    """Whether `wanted` occurs between ends of words, where its numbers are numbers of `given` as well."""
+    numbers, own = _numbers(given), _numbers(wanted)
+    for start in _starts(given, wanted) if wanted else ():
+        end = start + len(wanted)
+        touched = [(a - start, b - start) for a, b in numbers if a < end and b > start]
+        if touched == own and _ends_word(given, start) and _ends_word(given, end):
+            return True
+    return False
 
 
 def _starts(text: str, part: str) -> Iterator[int]:
@@ -89,14 +105,23 @@ def _ends_word(text: str, index: int) -> bool:
     """Whether a word can end or begin before the character at `index`."""
     if index in (0, len(text)):
         return True
-    if any(number.start() < index < number.end() for number in NUMBER.finditer(text)):
-        return False
     before, after = text[index - 1], text[index]
     if unicodedata.category(after)[0] == "M":
         return False  # a mark belongs to the letter before it
     if not (_in_word(before) and _in_word(after)):
         return True
     return _runs_on(before) or _runs_on(after)
+
+
+def _numbers(text: str) -> list[tuple[int, int]]:
+    """Where each number starts and ends. A hyphen after a letter that separates no words is a sign."""
+    apart = "".join(" " if _runs_on(character) else character for character in text)
+    return [number.span() for number in NUMBER.finditer(apart)]
+
+
+def _ungrouped(text: str) -> str:
+    """The text with numbers of grouped digits as one run of digits."""
+    return GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
 
 
 def _in_word(character: str) -> bool:

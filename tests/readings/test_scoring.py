@@ -74,6 +74,34 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("It is −5.", ["5"], False),
         ("It is −5.", ["-5"], True),
         ("x = -.5", ["5"], False),
+        ("10-5", ["-5"], False),  # a hyphen of the line is no sign of the answer
+        ("COVID-19", ["-19"], False),
+        ("(030)-555", ["-555"], False),
+        ("10-5", ["10-5"], True),
+        ("on p.5", [".5"], False),
+        ("It is...5", [".5"], False),
+        ("气温是-5度", ["-5"], True),  # nothing separates words, so the hyphen is a sign
+        ("气温是-5度", ["5"], False),
+        ("3/14/1879", ["3/14"], False),
+        ("1,234,567 people", ["1234567"], True),  # digits in groups of three are one number
+        ("1 234 567 people", ["1234567"], True),
+        ("1\u202f234\u00a0567 people", ["1,234,567"], True),
+        ("1’234’567", ["1 234 567"], True),
+        ("人口1 234 567人", ["1234567"], True),
+        ("1,234.5 km", ["1234.5"], True),
+        ("-1,234", ["-1234"], True),
+        ("-1,234", ["1234"], False),
+        ("in 2008 1,234 people", ["1234"], True),
+        ("1 234 5678", ["1234"], False),  # no groups of three
+        ("12 34", ["1234"], False),
+        ("0 123", ["0123"], False),
+        ("3.141 592", ["141592"], False),
+        ("1 2 345", ["12345"], False),
+        ("Boeing 747 400 seats", ["Boeing 747"], True),  # a space may as well separate two numbers
+        ("100 200 300", ["200"], True),
+        ("Paris.5", ["Paris"], True),  # punctuation ends a word
+        ("Paris.The", ["Paris"], True),
+        ("Paris5", ["Paris"], False),
         ("-5", ["-5"], True),
         ("from 1990-1995", ["1995"], True),  # a range
         ("COVID-19", ["19"], True),  # a hyphen inside a word
@@ -134,6 +162,26 @@ def test_whole_words_are_contained_and_an_answer_is_its_own(output: str, answer:
         )  # composed with its letter
     assert is_match(answer, [answer]) == bool(answer.strip())
     assert is_match(f"x {answer} y", [answer]) == bool(answer.strip())
+
+
+@given(st.integers(0, 9999), st.integers(0, 9999), st.sampled_from("-–−"))
+def test_a_sign_belongs_to_a_number_only_where_no_word_is_before_it(first: int, second: int, sign: str) -> None:
+    assert not is_match(f"from {first}{sign}{second}", [f"-{second}"])
+    assert is_match(f"from {first}{sign}{second}", [f"{second}"])
+    assert is_match(f"It is {sign}{second}.", [f"-{second}"])
+    assert not is_match(f"It is {sign}{second}.", [f"{second}"])
+
+
+@given(
+    st.integers(1000, 10**12),
+    st.integers(1000, 10**12),
+    st.sampled_from(["", ",", "'", "’", " ", "\u00a0", "\u2009", "\u202f"]),
+    st.sampled_from(["", ",", "'", "’", " ", "\u00a0", "\u2009", "\u202f"]),
+)
+def test_a_number_is_itself_however_its_digits_are_grouped(number: int, other: int, mark: str, another: str) -> None:
+    output = f"It has {number:,} people".replace(",", mark)
+    assert is_match(output, [f"{number:,}".replace(",", another)])
+    assert is_match(output, [str(other)]) == (number == other)
 
 
 def test_another_scoring_is_refused() -> None:
