@@ -6,6 +6,7 @@ import itertools
 import string
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import Fact
@@ -22,7 +23,8 @@ class Prompt:
     """The text that a model is given, with a character span for each role.
 
     text: the whole text.
-    spans: characters [start, end) of `text` by role: "subject" always, "relation" if the template has it.
+    spans: characters [start, end) of `text` by role: "subject" always, "relation" if the template has it. They cannot
+        be changed: tokens are made from them once.
     prompt_id: unique within a set of prompts, and the same for the same facts in another run.
     fact: the fact that is asked about.
     has_special_tokens: the text already holds the tokenizer's special tokens (a rendered chat), so none are added.
@@ -33,6 +35,14 @@ class Prompt:
     prompt_id: str
     fact: Fact
     has_special_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        """Copy the spans, read-only."""
+        object.__setattr__(self, "spans", MappingProxyType(dict(self.spans)))
+
+    def __reduce__(self) -> tuple[type[Prompt], tuple[object, ...]]:
+        """Copies and pickles are made from the fields: read-only spans can be neither copied nor pickled."""
+        return Prompt, (self.text, dict(self.spans), self.prompt_id, self.fact, self.has_special_tokens)
 
     def part(self, role: str) -> str:
         """The text of one role."""

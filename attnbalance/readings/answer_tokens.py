@@ -64,13 +64,6 @@ class AnswerTokens:
         """The answer's token for each prompt."""
         return tuple(self.candidates[p.fact.relation][i] for p, i in zip(self.prompts, self.answer, strict=True))
 
-    @property
-    def texts(self) -> list[str]:
-        """The distinct texts that are tokenized: prompts and accepted answers."""
-        questions = [prompt.text for prompt in self.prompts]
-        answers = [f" {answer}" for prompt in self.prompts for answer in prompt.fact.answers]
-        return list(dict.fromkeys(questions + answers))
-
     def at(self, indices: Sequence[int]) -> AnswerTokens:
         """The answer tokens of some of the prompts, still compared with all answers of their relations."""
         return replace(
@@ -205,25 +198,16 @@ def check_tokens(answer_tokens: AnswerTokens, model: Module, name: str) -> None:
     check_vocabulary(model, torch.tensor(largest), name)
 
 
-def check_tokenizers(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
-    """Raise `DataError` for two models whose tokenizers give different ids for these texts."""
-    if is_same(first, second):
-        return
-    ids = [tokenizer(list(texts), verbose=False).input_ids for tokenizer in (first, second)]
-    if first.get_vocab() != second.get_vocab() or ids[0] != ids[1]:
-        raise DataError(
-            "the two models have different tokenizers: logits, rows and weights cannot be compared token by token"
-        )
-
-
 def check_answers_alike(
     answer_tokens: AnswerTokens, first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
 ) -> None:
     """Raise `DataError` for two models that would not be compared at the same tokens.
 
-    An answer that is the beginning of another is compared at the end of sequence, which must be the same token.
+    Both tokenizers must give these prompts and answers the same ids; in other texts they may differ. An answer that is
+    the beginning of another is compared at the end of sequence, which must be the same token.
     """
-    check_tokenizers(first, second, answer_tokens.texts)
+    if not is_same(first, second):
+        _check_same_ids(*(PromptSet.of(answer_tokens.prompts, tokenizer) for tokenizer in (first, second)))
     ends = (first.eos_token_id, second.eos_token_id)
     compared = {token for tokens in answer_tokens.candidates.values() for token in tokens}
     if ends[0] != ends[1] and any(end in compared for end in ends):
@@ -231,6 +215,17 @@ def check_answers_alike(
             "some answers begin another answer of their relation, so the end of sequence is compared: it must be "
             f"the same token, got {first.eos_token!r} and {second.eos_token!r}; set one eos_token in both tokenizers"
         )
+
+
+def _check_same_ids(first: PromptSet, second: PromptSet) -> None:
+    """Raise `DataError` unless prompts and answers have the same ids under two tokenizers."""
+    for i, prompt in enumerate(first):
+        if first.encodings[i].ids != second.encodings[i].ids or first.answers.ids[i] != second.answers.ids[i]:
+            raise DataError(
+                "the two models have different tokenizers, which give other ids for "
+                f"{prompt.text[:80]!r} or its answer {prompt.fact.answer!r}: logits, rows and weights cannot be "
+                "compared token by token"
+            )
 
 
 def _by_relation(prompts: Sequence[Prompt]) -> dict[str, list[int]]:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
 from attnbalance.data.batches import batches, in_order
+from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import DataError
 from attnbalance.models.forward import check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
-from attnbalance.readings.answer_tokens import check_tokenizers
 
 
 @torch.no_grad()
@@ -24,11 +25,11 @@ def read_drift(
     """For each text, the mean over its tokens of KL(base || model) between next-token predictions, in nats.
 
     0 if no prediction changed. Texts are cut at the models' positions. Raises `DataError` for no texts, an empty text,
-    models with different tokenizers, and a batch size below 1.
+    models with different tokenizers or numbers of tokens, and a batch size below 1.
     """
     if not texts or not all(texts):
         raise DataError(f"drift needs at least one text, and no empty text, got {len(texts)} texts")
-    check_tokenizers(model.tokenizer, base.tokenizer, texts)
+    _check_same_tokens(model.tokenizer, base.tokenizer, texts)
     both = model.with_limits_of(base)
     tokenized = _tokenize(both, texts)
     drifts, order = list[Tensor](), list(batches([*map(len, tokenized)], batch_size, both.alike_from))
@@ -37,9 +38,28 @@ def read_drift(
         batch = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=model.pad_id)
         mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(text) for text in ids], batch_first=True)
         before, after = (_log_probabilities(each, batch, mask) for each in (base, model))
+        if before.shape != after.shape:
+            sizes = f"{after.shape[-1]} and {before.shape[-1]}"
+            raise DataError(f"both models must predict over the same number of tokens, got {sizes}")
         divergence = (before.exp() * (before - after.to(before.device))).sum(-1).cpu()
         drifts.append((divergence * mask).sum(-1) / mask.sum(-1))
     return in_order(drifts, order)
+
+
+def _check_same_tokens(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+    """Raise `DataError` unless two tokenizers give these texts the same ids, and an id of both is one token.
+
+    One of them may have tokens that the other lacks: no text here holds them.
+    """
+    if is_same(first, second):
+        return
+    ids = [tokenizer(list(texts), verbose=False)["input_ids"] for tokenizer in (first, second)]
+    names, others = ({index: token for token, index in each.get_vocab().items()} for each in (first, second))
+    if ids[0] != ids[1] or any(names[index] != others[index] for index in names.keys() & others.keys()):
+        raise DataError(
+            "the two models have different tokenizers: predictions can be compared only where both give these texts "
+            "the same ids, and an id is the same token in both"
+        )
 
 
 def _tokenize(model: HookedModel, texts: Sequence[str]) -> list[list[int]]:

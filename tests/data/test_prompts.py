@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import FACTS
 
 from attnbalance import Fact, Template, make_prompts
-from attnbalance.data.prompts import question_of
+from attnbalance.data.prompts import Prompt, question_of
 from attnbalance.errors import BadRowsError, DataError
 
 TEXT = st.text().map(lambda text: " ".join(text.split())).filter(lambda text: len(text.splitlines()) == 1)
@@ -106,3 +111,19 @@ def test_prompt_ids_are_unique_whatever_subjects_are_called() -> None:
     first, last = (Fact("X", "r", ("a",), question=question) for question in ("X one?", "X two?"))
     names = [prompt.prompt_id for prompt in make_prompts([first, Fact("X#2", "r", ("b",)), last])]
     assert names == ["r/X", "r/X#2", "r/X#3"]
+
+
+def test_spans_can_be_changed_neither_in_a_prompt_nor_through_what_it_was_made_from() -> None:
+    fact = Fact("Peru", "capital", ("Lima",))
+    given = {"subject": (0, 4)}
+    prompt = Prompt("Peru?", given, "capital/Peru", fact)
+    given["subject"] = (1, 4)
+    assert prompt.part("subject") == "Peru"
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        prompt.spans["subject"] = (1, 4)  # pyright: ignore[reportIndexIssue]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda prompt: pickle.loads(pickle.dumps(prompt))])
+def test_a_copy_of_a_prompt_equals_it(copied: Callable[[Prompt], Prompt]) -> None:
+    prompt = replace(make_prompts(FACTS)[0], has_special_tokens=True)
+    assert copied(prompt) == prompt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from functools import cache
@@ -9,8 +10,15 @@ from functools import cache
 import pytest
 import torch
 from tiny import GROUPED, POSITIONS, eager, tiny_model, tiny_tokenizer
+from tokenizers import Tokenizer
 from torch.nn.functional import kl_div
-from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Phi3Config,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from attnbalance import HookedModel
 from attnbalance.errors import DataError
@@ -134,9 +142,35 @@ def test_no_texts_and_empty_ones_are_refused(texts: tuple[str, ...], count: int)
         read_drift(model, base, texts)
 
 
+def tokenized(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    return tokenizer(list(TEXTS))["input_ids"]
+
+
 def test_models_with_different_tokenizers_are_refused() -> None:
     model, base = models("llama")[:2]
-    other = tiny_tokenizer()
-    other.add_tokens(["another"])
-    with pytest.raises(DataError, match="different tokenizers"):
-        read_drift(replace(model, tokenizer=other), base, TEXTS)
+    renamed = json.loads(tiny_tokenizer("bos").backend_tokenizer.to_str())  # pyright: ignore[reportOptionalMemberAccess]
+    vocabulary = renamed["model"]["vocab"]
+    used = {index for ids in tokenized(tiny_tokenizer("bos")) for index in ids}
+    unused = [token for token, index in vocabulary.items() if index not in used and token.isalpha()]
+    vocabulary[unused[0]], vocabulary[unused[1]] = vocabulary[unused[1]], vocabulary[unused[0]]
+    swapped = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(renamed)))
+    assert tokenized(swapped) == tokenized(tiny_tokenizer("bos"))
+    for other in (tiny_tokenizer(), swapped):
+        with pytest.raises(DataError, match="different tokenizers"):
+            read_drift(replace(model, tokenizer=other), base, TEXTS)
+
+
+def test_an_added_token_that_no_text_holds_changes_no_drift() -> None:
+    model, base = models("llama")[:2]
+    more = tiny_tokenizer("bos")
+    more.add_tokens(["a token of no text"])
+    found = read_drift(replace(model, tokenizer=more), base, TEXTS)
+    assert torch.equal(found, read_drift(model, base, TEXTS))
+
+
+def test_predictions_over_vocabularies_of_two_sizes_are_refused() -> None:
+    model, base = models("llama")[:2]
+    larger = tiny_model("llama")
+    larger.resize_token_embeddings(larger.config.vocab_size + 1)
+    with pytest.raises(DataError, match=r"the same number of tokens, got \d+ and \d+"):
+        read_drift(hook(larger, model.tokenizer, "larger"), base, TEXTS)
