@@ -25,7 +25,7 @@ from attnbalance.errors import DataError
 
 
 def finetune(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or Hub id of a causal language model.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file or Hub id of a model.")],
     facts: Facts,
     split: Annotated[
         str,

@@ -33,9 +33,7 @@ from attnbalance.errors import DataError
 def curve(
     models: Annotated[
         list[str],
-        typer.Argument(
-            metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to compare: folders or Hub ids, with an adapter."
-        ),
+        typer.Argument(metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to compare: folders, GGUF files or Hub ids."),
     ],
     facts: Facts,
     out: Out,
@@ -82,9 +80,7 @@ def curve(
 def salience(
     models: Annotated[
         list[str],
-        typer.Argument(
-            metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to read: folders or Hub ids, with an adapter."
-        ),
+        typer.Argument(metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to read: folders, GGUF files or Hub ids."),
     ],
     facts: Facts,
     out: Out,

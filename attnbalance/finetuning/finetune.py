@@ -12,6 +12,7 @@ from attnbalance.finetuning.runs import KIND, Run, load_run
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.models.gguf import as_safetensors
 
 DEFAULTS = FinetuneSettings()
 
@@ -25,7 +26,7 @@ def finetune(
     *,
     progress: bool = False,
 ) -> Run:
-    """Finetune a local model folder or Hub id on the answers to `split.train`; returns the run in the folder `out`.
+    """Finetune a local model or Hub id on the answers to `split.train`; returns the run in the folder `out`.
 
     AdamW at a constant learning rate, gradients clipped at norm 1; loss on the tokens of the answer only. At each
     checkpoint the objective is measured on `split.validation`, and `out` itself is the best checkpoint. GPUs compute in
@@ -37,7 +38,7 @@ def finetune(
     for a folder that holds something else.
 
     Args:
-        model: A local model folder or Hub id.
+        model: A local model folder, GGUF file or Hub id.
         split: The facts to train on, to validate on, and to keep for testing.
         out: The folder of the run.
         settings: How to train.
@@ -60,9 +61,9 @@ def finetune(
 
 
 def _absolute(model: str | Path) -> str:
-    """A local folder as an absolute path, so that an adapter finds its base from anywhere; a Hub id as it is."""
+    """A local model's absolute folder, so that an adapter finds its base from anywhere; a Hub id as it is."""
     try:
-        path = Path(model).expanduser()
+        path = Path(as_safetensors(str(Path(model).expanduser())))
     except RuntimeError as error:  # ~ of an unknown user
         raise ModelError(f"no model folder at {model}: {error}") from error
     if not path.is_dir():

@@ -115,7 +115,7 @@ def _base_name(name: str) -> str:
 
 
 def files_fingerprint(path: str | Path) -> str | None:
-    """SHA-256 over a folder's config, tokenizer, code and weight files; for a Hub id, the commit that would be loaded.
+    """SHA-256 of a GGUF file, or over a folder's config, tokenizer, code and weights; for a Hub id, the latest commit.
 
     None for a Hub id that cannot be reached and is not in the cache. Shows, without loading anything, whether a model
     has changed since something was computed from it. Files of at most `seals.WHOLE` bytes are hashed whole, so that
@@ -123,6 +123,8 @@ def files_fingerprint(path: str | Path) -> str | None:
     of the last change count: a copy has the same fingerprint only if it keeps the time.
     """
     folder = Path(path)
+    if folder.is_file():
+        return seals.hash_file(folder)
     if not folder.is_dir():
         return _hub_commit(str(path))
     files = sorted(file for pattern in FILES for file in folder.glob(pattern) if file.is_file() and file.name != MARKER)

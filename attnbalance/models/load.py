@@ -38,8 +38,9 @@ def load_model(
     lacks weights, gives logits that are not numbers, or whose rows differ from those of eager attention.
 
     Arguments:
-        model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too) or a model object, which
-            is used in place: its attention implementation is set to ours, which gives the outputs of SDPA.
+        model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file, which is
+            converted once into a folder beside it, or a model object, which is used in place: its attention
+            implementation is set to ours, which gives the outputs of SDPA.
         tokenizer: by default the model's own; required with a model object.
         adapter: a peft folder or Hub id, loaded on top and left unmerged.
         dtype: "float32", "bfloat16", "float16" or "float64"; by default the checkpoint's.

@@ -9,17 +9,22 @@ from torch.nn import Module
 
 from attnbalance.errors import ModelError, shortened
 from attnbalance.files.outputs import MARKER, read_json
+from attnbalance.models.gguf import as_safetensors
 from attnbalance.models.load_base import LOAD_ERRORS, brief
 
 
 def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Path | None]:
     """The base and the adapter if `path` is itself the folder of an adapter; otherwise both as they are.
 
-    Raises `ModelError` for a local path that does not exist or is a file, and for an adapter whose base is unknown.
+    For a GGUF file, the base is the folder that it was converted into (see `as_safetensors`). Raises `ModelError` for a
+    local path that does not exist or is another file, and for an adapter whose base is unknown.
     """
+    path = as_safetensors(path)
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
-        raise ModelError(f"model {path} is a file; name the folder that holds config.json and model.safetensors")
+        raise ModelError(
+            f"model {path} is a file; name the folder that holds config.json and model.safetensors, or a .gguf file"
+        )
     if not folder.exists() and _looks_local(path):
         raise ModelError(f"no model folder at {path}")
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():

@@ -92,6 +92,7 @@ def _check_world(plan: Study, name: str) -> None:
     from attnbalance.finetuning.parameters import check_layers, parse_parts
     from attnbalance.models.config import load_config
     from attnbalance.models.load import load_limits
+    from attnbalance.models.load_adapter import split_adapter
 
     settings = plan.worlds[name]
     prepared = PreparedWorld(settings, plan.seeds[0], Path(), False)
@@ -99,10 +100,11 @@ def _check_world(plan: Study, name: str) -> None:
     for split in plan.splits:
         prepared.split(split)
     if "model" in settings:
-        if (Path(settings["model"]) / "adapter_config.json").is_file():
+        model, adapter = split_adapter(settings["model"], None)
+        if adapter is not None:
             raise ModelError(f"{settings['model']} is an adapter; merge it into its base and name that")
-        load_limits(settings["model"])
-        layers = load_config(settings["model"]).get_text_config().num_hidden_layers
+        load_limits(model)
+        layers = load_config(model).get_text_config().num_hidden_layers
     else:
         layers = recipe_of(settings).layers
     chosen = [variant for method in plan.methods.values() for variant in variants(method)]

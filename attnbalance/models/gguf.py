@@ -1,0 +1,139 @@
+"""GGUF files: converted once into a folder of safetensors beside the file, refused where a part would be lost."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attnbalance.errors import ModelError
+from attnbalance.files.outputs import as_folder
+from attnbalance.files.result_folder import ResultFolder
+from attnbalance.files.seals import hash_file
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor by which llama.cpp divides the rotary frequencies (Llama 3.1 and later)."""
+
+GPT2_SPLITS = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "mpt", "smollm", "starcoder", "refact", "command-r"})
+"""Ways to split text before byte-level BPE (`tokenizer.ggml.pre`) for which GPT-2's gives the same tokens: the same
+expression, or one that also splits digits, which the merges then never join."""
+
+
+def as_safetensors(path: str) -> str:
+    """The folder of safetensors for a GGUF file, made beside it on first use; any other path or Hub id as it is.
+
+    `models/small.Q4_1.gguf` becomes the folder `models/small.Q4_1-safetensors`: the weights that the file holds,
+    dequantised to float32, its configuration, its tokenizer and its chat template. Raises `ModelError` for a file that
+    cannot be read whole, and `OutputError` if the folder cannot be written or was made from another file.
+    """
+    file = Path(path)
+    if file.suffix.lower() != ".gguf" or not file.is_file():
+        return path
+    folder = as_folder(file.with_name(f"{file.stem}-safetensors"))
+    results = ResultFolder(folder, "gguf", {"sha256": hash_file(file)})
+    if not results.is_finished():
+        with results.working() as work:
+            model, tokenizer = _read(file)
+            answer = f"{file.name}, dequantised to float32"
+            with results.writing(work, answer=answer, dropped={}) as new:
+                model.save_pretrained(new)
+                tokenizer.save_pretrained(new)
+        warnings.warn(f"converted {file} once, in float32, to {folder}, which is loaded from now on", stacklevel=3)
+    results.close()
+    return str(folder)
+
+
+def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model in float32 and the tokenizer of a GGUF file."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.import_utils import is_gguf_available
+
+    from attnbalance.models.load_base import LOAD_ERRORS, brief
+
+    if not is_gguf_available():
+        raise ModelError(f"reading {file} needs the package gguf: pip install 'attnbalance[gguf]'")
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(file)
+        _check_file(reader, file)
+        model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore
+            file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except ModelError:
+        raise
+    except LOAD_ERRORS as error:
+        raise ModelError(f"cannot read the GGUF file {file}: {brief(error)}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"{file} lacks {len(missing)} weights of a {model.config.model_type}, first {missing[0]}")
+    _check_used(reader, model, file)
+    return _plain(model, _rope_factors(reader)), tokenizer
+
+
+def _check_file(reader: GGUFReader, file: Path) -> None:
+    """Refuse what transformers would read only in part; warn of a tokenizer that it may not know."""
+    keys = {name: field.contents() for name, field in reader.fields.items()}
+    if keys.get("split.count", 1) > 1:
+        raise ModelError(f"{file} is one of {keys['split.count']} parts; merge them into one GGUF file")
+    architecture = keys.get("general.architecture")
+    scaling = keys.get(f"{architecture}.rope.scaling.type", "none")
+    if scaling != "none":
+        raise ModelError(
+            f"{file} scales its rotary positions by {scaling!r}, which transformers does not read from GGUF; load the "
+            "checkpoint that the file was made from"
+        )
+    split = keys.get("tokenizer.ggml.pre")
+    if keys.get("tokenizer.ggml.model") == "gpt2" and split not in _known_splits():
+        warnings.warn(
+            f"{file} splits text by {split!r}, which transformers does not know: text may be tokenized otherwise than "
+            "in training; pass the original tokenizer as `tokenizer`",
+            stacklevel=4,
+        )
+
+
+def _known_splits() -> frozenset[str]:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    return GPT2_SPLITS | frozenset(GGUF_PRE_TOKENIZER_SPLITS)
+
+
+def _check_used(reader: GGUFReader, model: PreTrainedModel, file: Path) -> None:
+    """Refuse a file with more numbers than the model took, or fewer: transformers drops what it has no name for."""
+    held = sum(int(tensor.n_elements) for tensor in reader.tensors if tensor.name != ROPE_FACTORS)
+    taken = sum(parameter.numel() for parameter in model.parameters())
+    if held != taken:
+        raise ModelError(
+            f"{file} holds {held:,} weights, of which transformers puts {taken:,} into a {model.config.model_type}; "
+            "load the checkpoint that the file was made from"
+        )
+
+
+def _rope_factors(reader: GGUFReader) -> list[float] | None:
+    """What the rotary frequencies are divided by, one number a pair of dimensions; None for no such tensor."""
+    factors = (tensor.data for tensor in reader.tensors if tensor.name == ROPE_FACTORS)
+    return next((values.astype("float32").tolist() for values in factors), None)
+
+
+def _plain(model: PreTrainedModel, rope_factors: list[float] | None) -> PreTrainedModel:
+    """The model as one that was never quantised, which transformers will save, with its rotary factors."""
+    import torch
+
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        delattr(config, "quantization_config")
+    if rope_factors is not None:  # LongRoPE (Ding et al. 2024) with one list of factors is the same division
+        factors = {"short_factor": rope_factors, "long_factor": rope_factors, "attention_factor": 1.0, "factor": 1.0}
+        longest = {"original_max_position_embeddings": config.max_position_embeddings}
+        config.rope_parameters = config.rope_parameters | {"rope_type": "longrope"} | factors | longest
+    with torch.device("meta"):
+        plain = type(model)(config)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.generation_config = model.generation_config
+    return plain

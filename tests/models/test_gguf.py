@@ -1,0 +1,240 @@
+"""GGUF files, written here as llama.cpp writes them: the model that was written is the oracle of what is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from tiny import GROUPED, tiny_prompts, tiny_tokenizer
+from transformers import LlamaForCausalLM
+
+from attnbalance import load_model
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, fingerprints, load_spec
+from attnbalance.errors import ModelError, OutputError
+from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.models.gguf import as_safetensors
+from attnbalance.models.load import load_limits
+
+TEXT = "The capital of France is Paris, since 1944."
+Change = Callable[[gguf.GGUFWriter], None]
+
+THETA = 500.0
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def llama(**rope: object) -> LlamaForCausalLM:
+    """A random Llama whose rows are whole blocks of 32, as Q8_0 needs."""
+    torch.manual_seed(0)
+    sizes = GROUPED | {"intermediate_size": 64, "vocab_size": len(tiny_tokenizer())}
+    return LlamaForCausalLM(transformers.LlamaConfig(**sizes, rope_parameters={"rope_theta": THETA, **rope})).eval()
+
+
+def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp's order of the rows of W_Q and W_K: each head's two halves interleaved."""
+    size = weight.shape[0] // heads
+    rows = [
+        head * size + half * size // 2 + pair for head in range(heads) for pair in range(size // 2) for half in (0, 1)
+    ]
+    return weight[rows]
+
+
+NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+OUTER = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
+
+
+def write(model: LlamaForCausalLM, path: Path, quantised: bool = False, change: Change | None = None) -> Path:
+    """A GGUF file of a Llama, optionally with its matrices in Q8_0."""
+    writer, config = gguf.GGUFWriter(path, "llama"), model.config
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(THETA)
+    writer.add_rope_dimension_count(config.head_dim)
+    words = tiny_tokenizer()
+    assert isinstance(words, transformers.PreTrainedTokenizerFast)
+    merges = json.loads(words.backend_tokenizer.to_str())["model"]["merges"]
+    tokens = sorted(words.get_vocab(), key=words.get_vocab().__getitem__)
+    special = set(words.all_special_tokens)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_eos_token_id(words.eos_token_id)
+    writer.add_pad_token_id(words.pad_token_id)
+    for name, weight in model.state_dict().items():
+        values, kind = weight.numpy(), gguf.GGMLQuantizationType.F32
+        for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+            values = permuted(values, heads) if part in name else values
+        if quantised and values.ndim == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            values = gguf.quants.quantize(values, kind)
+        writer.add_tensor(gguf_name(name), np.ascontiguousarray(values), raw_dtype=kind)
+    if change is not None:
+        change(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_name(name: str) -> str:
+    if name in OUTER:
+        return f"{OUTER[name]}.weight"
+    _, _, layer, part = name.removesuffix(".weight").split(".", 3)
+    return f"blk.{layer}.{NAMES[part]}.weight"
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    ids = torch.arange(90).reshape(3, 30)  # positions long enough for every rotary frequency to count
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def converted(path: Path) -> Path:
+    with pytest.warns(UserWarning, match=r"converted .* once, in float32, to .*, which is loaded from now on"):
+        return Path(as_safetensors(str(path)))
+
+
+def test_a_file_gives_the_model_and_the_tokenizer_that_were_written(tmp_path: Path) -> None:
+    model, path = llama(), write(llama(), tmp_path / "small.gguf")
+    folder = converted(path)
+    assert folder == tmp_path / "small-safetensors"
+    hooked = load_model(path)
+    assert torch.equal(logits(hooked.model), logits(model))  # float32 is not rounded
+    words, read = tiny_tokenizer(), hooked.tokenizer
+    texts = [prompt.text for prompt in tiny_prompts()] + ["In 1944, it's  Paris.\n\n"]
+    assert [read(text).input_ids for text in texts] == [words(text).input_ids for text in texts]
+    assert (read.eos_token, read.pad_token) == (words.eos_token, words.pad_token)
+    assert load_limits(str(path))[1] == model.config.max_position_embeddings
+
+
+def test_quantised_weights_are_those_that_the_gguf_package_dequantises(tmp_path: Path) -> None:
+    model = llama()
+    folder = converted(write(model, tmp_path / "small.Q8_0.gguf", quantised=True))
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            blocks = gguf.quants.quantize(parameter.detach().numpy(), gguf.GGMLQuantizationType.Q8_0)
+            parameter.data = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q8_0))
+    torch.testing.assert_close(logits(load_model(folder).model), logits(model), atol=1e-6, rtol=0)
+    assert not torch.equal(logits(model), logits(llama()))  # Q8_0 rounds
+
+
+def test_rotary_frequencies_are_divided_as_in_the_file(tmp_path: Path) -> None:
+    scaled, plain = llama(**LLAMA3), llama()
+    usual, divided = (each.model.rotary_emb.inv_freq for each in (plain, scaled))
+    factors = (usual / divided).numpy()
+
+    def add_factors(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", factors)
+
+    folder = converted(write(plain, tmp_path / "small.gguf", change=add_factors))
+    # float32's rounding of the factors (6e-8) times a position of at most 29, through weights of 0.3
+    torch.testing.assert_close(logits(load_model(folder).model), logits(scaled), atol=1e-4, rtol=0)
+    assert (logits(plain) - logits(scaled)).abs().max() > 0.1
+
+
+def test_a_file_is_converted_once_and_a_changed_one_is_refused(tmp_path: Path) -> None:
+    path = write(llama(), tmp_path / "small.gguf")
+    folder = converted(path)
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert as_safetensors(str(path)) == str(folder)  # and no warning, which would be an error
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert files_fingerprint(path) == fingerprints(ModelSpec("small", str(path)), MeasureSettings())[0]
+    write(llama(), path, quantised=True)
+    with pytest.raises(OutputError, match="sha256"):
+        as_safetensors(str(path))
+    with pytest.raises(OutputError, match="sha256"):
+        load_spec(ModelSpec("small", str(path)), MeasureSettings())
+
+
+def test_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:
+    path = write(llama(), tmp_path / "small.gguf")
+    (tmp_path / "small-safetensors").mkdir()
+    (tmp_path / "small-safetensors" / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match="small-safetensors"):
+        as_safetensors(str(path))
+    assert (tmp_path / "small-safetensors" / "thesis.txt").read_text() == "mine"
+
+
+def split(writer: gguf.GGUFWriter) -> None:
+    writer.add_uint16("split.count", 3)
+
+
+def yarn(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+
+
+def unknown_tensor(writer: gguf.GGUFWriter) -> None:
+    writer.add_tensor("blk.0.attn_gate.weight", np.ones((32, 32), dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (split, "is one of 3 parts; merge them into one GGUF file"),
+        (yarn, "scales its rotary positions by 'yarn', which transformers does not read from GGUF"),
+        (unknown_tensor, r"holds [\d,]+ weights, of which transformers puts [\d,]+ into a llama"),
+    ],
+)
+def test_what_would_be_read_in_part_is_refused(change: Change, message: str, tmp_path: Path) -> None:
+    path = write(llama(), tmp_path / "small.gguf", change=change)
+    with pytest.raises(ModelError, match=message):
+        load_model(path)
+    assert not (tmp_path / "small-safetensors").exists()
+
+
+def test_a_file_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    smaller = llama()
+    del smaller.model.layers[1].mlp.up_proj
+    with pytest.raises(ModelError, match="lacks 1 weights of a llama, first model.layers.1.mlp.up_proj.weight"):
+        load_model(write(smaller, tmp_path / "small.gguf"))
+
+
+def test_damaged_files_and_unknown_architectures_are_refused(tmp_path: Path) -> None:
+    path = write(llama(), tmp_path / "small.gguf")
+    (tmp_path / "cut.gguf").write_bytes(path.read_bytes()[:2000])
+    (tmp_path / "text.gguf").write_text("hello")
+    gguf_of_nothing = gguf.GGUFWriter(tmp_path / "other.gguf", "whisper")
+    for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(gguf_of_nothing, step)()
+    for name in ("cut", "text", "other"):
+        with pytest.raises(ModelError, match=f"cannot read the GGUF file .*{name}.gguf"):
+            load_model(tmp_path / f"{name}.gguf")
+        assert not (tmp_path / f"{name}-safetensors").exists()
+
+
+def test_an_unknown_way_to_split_text_is_said(tmp_path: Path) -> None:
+    def unknown_split(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["tokenizer.ggml.pre"].value = "brand-new"
+
+    path = write(llama(), tmp_path / "small.gguf", change=unknown_split)
+    with pytest.warns(UserWarning, match="splits text by 'brand-new', which transformers does not know"):
+        as_safetensors(str(path))
+
+
+def test_without_the_gguf_package_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(llama(), tmp_path / "small.gguf")
+    monkeypatch.setattr(transformers.utils.import_utils, "is_gguf_available", lambda: False)
+    with pytest.raises(ModelError, match=r"needs the package gguf: pip install 'attnbalance\[gguf\]'"):
+        load_model(path)
+
+
+def test_other_paths_are_left_as_they_are(tmp_path: Path) -> None:
+    assert as_safetensors("owner/name.gguf") == "owner/name.gguf"
+    assert as_safetensors(str(tmp_path)) == str(tmp_path)
