@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -93,11 +94,12 @@ def run_cell(figure: str, cell: Cell, out: Path) -> None:
     """Run one cell and write its file, whole or not at all. Raises `ModelError` if a number is not finite."""
     began = time.perf_counter()
     values = figures()[figure].run(cell.settings)
-    about = {"settings": dict(cell.settings), "values": values, "seconds": time.perf_counter() - began}
+    seconds = time.perf_counter() - began
     try:
         json.dumps(values, allow_nan=False)
     except ValueError as error:
         raise ModelError(f"{cell.name} gave numbers that are not finite ({error})") from error
+    about = {"settings": dict(cell.settings), "values": values, "values_sha256": _digest(values), "seconds": seconds}
     write_json(_file(out, cell), about | provenance())
 
 
@@ -229,8 +231,18 @@ def _read(path: Path) -> dict[str, Any]:
     """The content of a cell's file; empty if there is none. Raises `OutputError` for a file that was changed."""
     content = read_json(path)
     if content:
-        check_saved(path, content, path, settings=dict, values=dict, seconds=float, versions=dict)
+        check_saved(path, content, path, settings=dict, values=dict, values_sha256=str, seconds=float, versions=dict)
+        if content["values_sha256"] != _digest(content["values"]):
+            raise OutputError(
+                f"{path} was changed: 'values' must have SHA-256 {content['values_sha256']}, got "
+                f"{_digest(content['values'])}; restore the file, or remove {path} and run the command again"
+            )
     return content
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    """SHA-256 of a cell's values as JSON."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def _refuse_others(cells: Mapping[str, Cell], out: Path) -> None:

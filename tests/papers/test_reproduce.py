@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,13 +102,31 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch
     assert len(RUNS) == len(set(RUNS)) == 9
 
 
-@pytest.mark.parametrize("change", [{"versions": None}, {"values": 3}, {"seconds": "1"}, {"settings": []}])
+@pytest.mark.parametrize(
+    "change", [{"versions": None}, {"values": 3}, {"values_sha256": None}, {"seconds": "1"}, {"settings": []}]
+)
 def test_a_cell_that_was_changed_is_refused_by_the_name_of_its_file(tmp_path: Path, change: dict) -> None:
     reproduce(["first"], tmp_path / "out", seeds=2, workers=1)
     path = tmp_path / "out/cells/cell-1-0.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(OutputError, match=f"{path} was changed: '{next(iter(change))}' must be .* remove {path} and"):
         reproduce(["first"], tmp_path / "out", seeds=2, workers=1)
+
+
+@pytest.mark.parametrize("changed", [{"y": 1.0}, {}, {"x": "1"}, {"x": [1.0]}, {"x": 1.5}, {"x": math.nan}])
+def test_a_cell_whose_values_were_changed_is_refused_by_the_name_of_its_file(tmp_path: Path, changed: dict) -> None:
+    reproduce(["first"], tmp_path / "out", seeds=2, workers=1)
+    path = tmp_path / "out/cells/cell-1-0.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"values": changed}))
+    expected, got = content["values_sha256"], hashlib.sha256(json.dumps(changed).encode()).hexdigest()
+    message = (
+        f"{path} was changed: 'values' must have SHA-256 {expected}, got {got}; restore the file, or remove {path}"
+    )
+    with pytest.raises(OutputError, match=re.escape(message)):
+        reproduce(["first"], tmp_path / "out", seeds=2, workers=1)
+    path.write_text(json.dumps(content))  # on one line
+    assert reproduce(["first"], tmp_path / "out", seeds=2, workers=1)
 
 
 def test_the_page_holds_every_claim_and_escapes_what_it_is_told(tmp_path: Path) -> None:
