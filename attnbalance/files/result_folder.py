@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attnbalance.errors import OutputError
 from attnbalance.files.outputs import MARKER, check_saved, provenance, read_json, replacing, write_json
+from attnbalance.files.seals import hash_file
 from attnbalance.files.work import HOLDER, LOCK, close_work, in_place, is_finished, locked, working
 
 OURS = (MARKER, LOCK, HOLDER)
@@ -43,17 +44,17 @@ class ResultFolder:
         """Whether the folder holds finished results of this kind and config.
 
         Raises `OutputError` where it holds something else, naming the settings that differ, and where a file that was
-        written is gone.
+        written is gone or was changed.
         """
         if not is_finished(self.path, self.kind, self.config):
             return False
         marker = read_json(self.path / MARKER)
-        check_saved(self.path / MARKER, {"files": []} | marker, self.path, files=[str])
-        gone = [name for name in marker.get("files", ()) if not (self.path / name).is_file()]
-        if gone:
+        check_saved(self.path / MARKER, {"files_sha256": {}} | marker, self.path, files_sha256=dict)
+        problems = [self._problem(name, hashed) for name, hashed in marker.get("files_sha256", {}).items()]
+        if any(problems):
             raise OutputError(
-                f"{self.path} must hold the files that were written, but {', '.join(gone)} is gone; remove that "
-                "folder, or name a new one, and run the command again"
+                f"{self.path} must hold the files as they were written, but {', '.join(filter(None, problems))}; "
+                "restore them, or remove that folder, or name a new one, and run the command again"
             )
         return "answer" in marker
 
@@ -89,11 +90,19 @@ class ResultFolder:
         """Write attnbalance.json: what `folder` holds, how it was made, its answer, and the facts left out, by reason.
 
         `folder` is `path`, or the new folder that will become it. Call this last: the file says that all is there, and
-        lists the files beside it.
+        holds the hashes of the files beside it.
         """
         about = {"kind": self.kind, "config": dict(self.config), "answer": answer, "command": self.command}
-        files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name not in OURS)
-        write_json(folder / MARKER, about | {"dropped": dict(dropped), "files": files} | provenance())
+        files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in OURS)
+        hashes = {path.name: hash_file(path) for path in files}
+        write_json(folder / MARKER, about | {"dropped": dict(dropped), "files_sha256": hashes} | provenance())
+
+    def _problem(self, name: str, hashed: str) -> str | None:
+        """What is wrong with a file of the folder, in words; None if nothing is."""
+        path = self.path / name
+        if not path.is_file():
+            return f"{name} is gone"
+        return None if hash_file(path) == hashed else f"{name} was changed"
 
     def answer(self) -> str:
         """The answer of a finished folder."""

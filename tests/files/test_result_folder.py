@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def test_the_marker_says_what_the_folder_holds_and_how_it_was_made(tmp_path: Pat
     assert list(marker)[:5] == ["kind", "config", "answer", "command", "dropped"]
     assert (marker["kind"], marker["config"]) == ("kind", {"seed": 0, "layers": [1, 2]})
     assert (marker["command"], marker["dropped"]) == ("attnbalance kind --out out", {"too long": 3})
-    assert marker["files"] == ["report.html"]
+    assert marker["files_sha256"] == {"report.html": hashlib.sha256(b"all of it").hexdigest()}
     assert marker["versions"]["attnbalance"]
 
 
@@ -98,23 +99,36 @@ def test_a_folder_that_lost_a_file_is_refused_and_left_as_it_is(tmp_path: Path, 
     report.unlink()
     if link:
         report.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(OutputError, match=rf"{tmp_path}/out must hold .* but report.html is gone; remove that folder"):
+    with pytest.raises(OutputError, match=rf"{tmp_path}/out must hold .* but report.html is gone; restore"):
         make(results, [])
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_folder_in_which_a_file_was_changed_is_refused_by_its_name_and_left_as_it_is(tmp_path: Path) -> None:
+    results, report = results_in(tmp_path), tmp_path / "out" / "report.html"
+    make(results, [])
+    (tmp_path / "out" / "notes.txt").write_text("the user's own")
+    assert make(results, []) == "42"
+    report.write_text("all of IT")
+    with pytest.raises(OutputError, match=rf"{tmp_path}/out must hold .* but report.html was changed; restore them"):
+        make(results, [])
+    assert report.read_text() == "all of IT"
+    report.write_text("all of it")
+    assert make(results, []) == "42"
 
 
 def test_a_folder_whose_marker_lists_no_files_is_finished(tmp_path: Path) -> None:
     results, marker = results_in(tmp_path), tmp_path / "out" / MARKER
     make(results, [])
-    write_json(marker, {name: value for name, value in read_json(marker).items() if name != "files"})
+    write_json(marker, {name: value for name, value in read_json(marker).items() if name != "files_sha256"})
     assert results.is_finished()
 
 
 def test_a_list_of_files_that_was_changed_is_refused(tmp_path: Path) -> None:
     results, marker = results_in(tmp_path), tmp_path / "out" / MARKER
     make(results, [])
-    write_json(marker, read_json(marker) | {"files": None})
-    with pytest.raises(OutputError, match="'files' must be a collection of str, got None"):
+    write_json(marker, read_json(marker) | {"files_sha256": None})
+    with pytest.raises(OutputError, match="'files_sha256' must be"):
         results.is_finished()
 
 
@@ -140,6 +154,6 @@ def test_work_in_place_is_finished_only_once_it_is_marked(tmp_path: Path) -> Non
     with results.working_in_place():
         assert (results.path / "base").read_text() == "1"
         results.mark(results.path, answer="42", dropped={})
-    assert read_json(results.path / MARKER)["files"] == ["base"]
+    assert list(read_json(results.path / MARKER)["files_sha256"]) == ["base"]
     assert results.is_finished()
     assert results.answer() == "42"
