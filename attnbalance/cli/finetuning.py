@@ -166,6 +166,8 @@ def finetune(
         print(about)
     unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
     print(f"Best checkpoint: step {done.best_step}, validation {unit.format(loss)}; it is {out} itself.")
+    if done.base_loss is not None and done.base_loss < loss:
+        print(f"The base itself is better: validation {unit.format(done.base_loss)}; try a lower --lr.")
     asked = str(Path(out) / "heldout.jsonl")
     models = f"base={done.base}", f"finetuned={name}"
     print(f"Next: {shlex.join(['attnbalance', 'curve', *models, '--facts', asked, '--recall', '--out'])} ...")

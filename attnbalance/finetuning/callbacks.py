@@ -1,9 +1,9 @@
-"""Callbacks of training: frozen weights, complete checkpoints, early stopping, the base's rates, the progress bar."""
+"""Callbacks of training: frozen weights, complete checkpoints, early stopping, the base's numbers, the progress bar."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from attnbalance.finetuning.checkpoints import mark_complete
 from attnbalance.finetuning.parameters import FrozenWeights
 from attnbalance.finetuning.training_log import (
     BASE_COMPLETES,
+    BASE_OBJECTIVE,
     SUBJECT_ATTENTION,
+    base_objective,
     stops,
     trajectory,
     validation_losses,
@@ -49,6 +51,27 @@ class LogBase(TrainerCallback):
         """Log the rates, if the log lacks them."""
         if self.rates and not any(entry.keys() >= self.rates.keys() for entry in state.log_history):
             state.log_history.append({"step": 0, **self.rates})
+
+
+class LogBaseObjective(TrainerCallback):
+    """Logs once, at step 0, the objective on the validation examples."""
+
+    def __init__(self, measure: Callable[[], float]) -> None:
+        self.measure = measure
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measure and log the objective if nothing is trained yet; raise `ModelError` if it is not finite."""
+        if state.global_step or base_objective(state.log_history) is not None:
+            return
+        objective = self.measure()
+        if not math.isfinite(objective):
+            raise ModelError(
+                f"the base's objective on the validation examples must be finite, got {objective}; check its weights, "
+                "or load it in float32"
+            )
+        state.log_history.append({"step": 0, BASE_OBJECTIVE: objective})
 
 
 class MarkComplete(TrainerCallback):

@@ -26,7 +26,7 @@ from attnbalance.finetuning.ranking import rank_facts
 from attnbalance.finetuning.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, TRAJECTORY, checkpoint_name
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
-from attnbalance.finetuning.training_log import base_completes, trajectory
+from attnbalance.finetuning.training_log import base_completes, base_objective, trajectory
 from attnbalance.models.fingerprint import fingerprint
 from attnbalance.models.forward import check_vocabulary
 from attnbalance.models.load import load_limits
@@ -98,7 +98,7 @@ def finetune_model(
                 frozen=trainable.frozen,
                 bar=f"finetuning {split.name}" if progress else None,
             )
-        about["base_completes"] = base_completes(log)
+        about |= {"base_completes": base_completes(log), "base_loss": base_objective(log)}
         on_main_process_first(lambda: _finish(work, out, split, about, trajectory(log)))
 
 

@@ -20,7 +20,7 @@ from transformers.trainer_callback import PrinterCallback
 from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
 from attnbalance.files.outputs import writing
 from attnbalance.files.work import work_of, working
-from attnbalance.finetuning.callbacks import MarkComplete, ProgressBar, StopEarly
+from attnbalance.finetuning.callbacks import LogBaseObjective, MarkComplete, ProgressBar, StopEarly
 from attnbalance.finetuning.checkpoints import checkpoints, drop_incomplete, set_damaged_aside
 from attnbalance.finetuning.completion import describe
 from attnbalance.finetuning.objectives.objective import Objective
@@ -89,6 +89,8 @@ def train(
         gradient_rank=schedule.gradient_rank,
     )
     trainer.remove_callback(PrinterCallback)
+    if data.validation is not None:
+        trainer.add_callback(LogBaseObjective(trainer.validation_objective))
     if bar is not None:
         trainer.add_callback(ProgressBar(bar))
         if about := describe(trainer.base_completes, trainer.objective):
@@ -159,6 +161,12 @@ def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArgum
 
 class _Trainer(ObjectiveTrainer):
     """Refuses gradients that train nothing; raises one kind of error for a checkpoint that cannot be written."""
+
+    def validation_objective(self) -> float:
+        """The objective on the validation examples, as checkpoints are chosen by it; no random number is drawn."""
+        with torch.random.fork_rng(devices=[]):  # a data loader draws a seed on the CPU
+            measured = self.evaluation_loop(self.get_eval_dataloader(), "Validation", metric_key_prefix="now")
+        return float((measured.metrics or {})["now_objective"])
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm: Any = super()._get_grad_norm(*args, **kwargs)

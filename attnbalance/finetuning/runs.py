@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from attnbalance.arguments import Kind
@@ -21,6 +22,7 @@ KINDS: dict[str, Kind] = {
     "shortcuts": dict,
     "validation_loss": [list],
     "best_step": int,
+    "base_loss": (float, NoneType),
     "trained": str,
     "base_completes": dict,
     "learns_answers": bool,
@@ -47,6 +49,8 @@ class Run:
     of the answers, nats."""
     best_step: int
     """The step with the lowest validation loss."""
+    base_loss: float | None
+    """The validation loss before training; None if the run was begun by a version that did not measure it."""
     trained: str
     """Which weights were trained, in words."""
     base_completes: Mapping[str, float]
@@ -96,7 +100,7 @@ def load_run(path: str | Path) -> Run:
         raise ModelError(
             f"expected a finished finetuning run at {path}, got {held}; name the folder that finetuning wrote"
         )
-    marker = {"trained": "", "base_completes": {}, "learns_answers": True} | marker
+    marker = {"trained": "", "base_completes": {}, "learns_answers": True, "base_loss": None} | marker
     check_saved(path / MARKER, marker, path, **KINDS)
     check_saved(path / MARKER, marker["shortcuts"], path, **{relation: [str] for relation in marker["shortcuts"]})
     return Run(
@@ -106,6 +110,7 @@ def load_run(path: str | Path) -> Run:
         shortcuts={relation: tuple(answers) for relation, answers in marker["shortcuts"].items()},
         validation_loss={int(step): loss for step, loss in marker["validation_loss"]},
         best_step=marker["best_step"],
+        base_loss=marker["base_loss"],
         trained=marker["trained"],
         base_completes=marker["base_completes"],
         learns_answers=marker["learns_answers"],

@@ -17,6 +17,9 @@ SUBJECT_ATTENTION = "subject_attention"
 BASE_COMPLETES = "base_completes"
 """Logged for each form, with "/FORM" after it: the share of the training facts that the base completes."""
 
+BASE_OBJECTIVE = "base_objective"
+"""Logged once, at step 0: the objective on the validation examples before training."""
+
 Log = Sequence[Mapping[str, float]]
 """A Trainer's log: one entry for each event, with its step."""
 
@@ -49,6 +52,15 @@ def base_completes(log: Log) -> dict[str, float]:
     """
     prefix = f"{BASE_COMPLETES}/"
     return {name.removeprefix(prefix): rate for entry in log for name, rate in entry.items() if name.startswith(prefix)}
+
+
+def base_objective(log: Log) -> float | None:
+    """The objective on the validation examples before training; None if the log lacks it.
+
+    >>> base_objective([{"step": 0, "base_objective": 0.5}])
+    0.5
+    """
+    return next((entry[BASE_OBJECTIVE] for entry in log if BASE_OBJECTIVE in entry), None)
 
 
 def stops(losses: Mapping[int, float], patience: int | None) -> bool:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from commands import run_command
 
+from attnbalance.finetuning.runs import load_run
+
 
 def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
     llama_folder: Path, tmp_path: Path, facts_file: Path
@@ -26,6 +28,24 @@ def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
     assert shlex.split(command)[1:] == ["attnbalance", "curve", *models, *asked]
     code, text = run_command("curve", *models, "--facts", run / "heldout.jsonl", "--out", tmp_path / "out")
     assert code == 0, text
+
+
+def test_finetune_says_with_both_numbers_that_the_base_is_better_than_the_best_checkpoint(
+    llama_folder: Path, tmp_path: Path, facts_file: Path
+) -> None:
+    options = ("--facts", facts_file, "--split", "whole", "--steps", 4, "--batch-size", 4, "--checkpoint-every", 2)
+    for objective, unit in (("ce", "loss {:.3f} nats a token"), ("ce + row-anchor", "objective {:.3f}")):
+        out = tmp_path / objective
+        code, text = run_command("finetune", llama_folder, *options, "--objective", objective, "--lr", 10, "--out", out)
+        assert code == 0, text
+        run = load_run(out)
+        best = run.validation_loss[run.best_step]
+        assert run.base_loss is not None
+        assert run.base_loss < best
+        assert f"Best checkpoint: step {run.best_step}, validation {unit.format(best)}; it is " in text
+        assert f"The base itself is better: validation {unit.format(run.base_loss)}; try a lower --lr." in text
+    code, text = run_command("finetune", llama_folder, *options, "--out", tmp_path / "good")
+    assert (code, "base itself" in text) == (0, False), text
 
 
 def test_finetune_trains_the_parts_and_the_objective_that_are_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,9 @@ from short_runs import SPLIT, TINY, assert_equal_weights, short, weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnbalance.data.facts import Fact, FactSet
-from attnbalance.errors import DataError
-from attnbalance.files.outputs import MARKER, read_json
-from attnbalance.finetuning import callbacks
+from attnbalance.errors import DataError, ModelError
+from attnbalance.files.outputs import MARKER, read_json, write_json
+from attnbalance.finetuning import callbacks, loop
 from attnbalance.finetuning.examples import IGNORED, collate, make_examples
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.models.fingerprint import fingerprint
@@ -50,6 +51,44 @@ def test_validation_loss_is_the_mean_over_answer_tokens(llama, tmp_path, lora_ra
         labels = batch["labels"][:, 1:]
         mean = torch.nn.functional.cross_entropy(logits[:, :-1].mT, labels, ignore_index=IGNORED)
         assert run.validation_loss[step] == pytest.approx(float(mean), rel=1e-5)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_the_bases_loss_is_the_mean_over_answer_tokens_before_training(llama, tmp_path, lora_rank):
+    run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=lora_rank))
+    batch = collate(make_examples(SPLIT.validation.facts, AutoTokenizer.from_pretrained(llama)))
+    labels = batch.pop("labels")[:, 1:]
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(llama)(**batch).logits
+    mean = torch.nn.functional.cross_entropy(logits[:, :-1].mT, labels, ignore_index=IGNORED)
+    assert run.base_loss == pytest.approx(float(mean), rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["recommended", "ce + 0.5*kl(statement) + row-anchor"])
+def test_the_bases_loss_is_the_objective_that_chooses_the_best_checkpoint(llama, tmp_path, objective):
+    run = finetune(llama, SPLIT, tmp_path / "run", short(objective=objective, learning_rate=1e-30))  # nothing moves
+    assert list(run.validation_loss.values()) == pytest.approx([run.base_loss] * 4, rel=1e-6)
+    assert all(entry["step"] > 0 for entry in run.trajectory)
+
+
+def test_measuring_the_base_draws_no_random_number(llama, tmp_path, monkeypatch):
+    config = read_json(shutil.copytree(llama, tmp_path / "base") / "config.json")
+    write_json(tmp_path / "base/config.json", config | {"attention_dropout": 0.5})
+    run = finetune(tmp_path / "base", SPLIT, tmp_path / "run", short())
+    other_seed = finetune(tmp_path / "base", SPLIT, tmp_path / "seed", short(seed=1))
+    assert run.validation_loss != other_seed.validation_loss
+    monkeypatch.setattr(callbacks.LogBaseObjective, "on_train_begin", lambda *_, **__: None)
+    unmeasured = finetune(tmp_path / "base", SPLIT, tmp_path / "unmeasured", short())
+    assert run.base_loss is not None
+    assert unmeasured.base_loss is None
+    assert_equal_weights(run.path, unmeasured.path)
+    assert run.validation_loss == unmeasured.validation_loss
+
+
+def test_a_base_whose_objective_is_not_finite_is_refused(llama, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop._Trainer, "validation_objective", lambda _: math.nan)
+    with pytest.raises(ModelError, match="base's objective on the validation examples must be finite, got nan"):
+        finetune(llama, SPLIT, tmp_path / "run", short())
 
 
 def test_questions_longer_than_the_model_are_refused(llama, tmp_path):

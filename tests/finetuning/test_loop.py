@@ -43,6 +43,7 @@ def test_a_killed_finetuning_ends_with_the_same_weights(base, tmp_path, kill_at,
     again = finetune(base, SPLIT, tmp_path / "again", short(**changes))
     assert again.validation_loss == whole.validation_loss
     assert again.trajectory == whole.trajectory
+    assert again.base_loss == whole.base_loss
     for step in whole.checkpoints:
         assert_equal_weights(whole.checkpoints[step], again.checkpoints[step])
 

@@ -38,6 +38,17 @@ def test_a_run_whose_record_was_changed_is_refused_by_the_name_that_is_wrong(tmp
             load_run(tmp_path)
 
 
+def test_the_bases_loss_may_be_unknown_and_is_refused_as_a_text(tmp_path: Path) -> None:
+    for known in (0.7, None):
+        write_json(tmp_path / MARKER, RECORD | {"base_loss": known})
+        assert load_run(tmp_path).base_loss == known
+    write_json(tmp_path / MARKER, RECORD)
+    assert load_run(tmp_path).base_loss is None
+    write_json(tmp_path / MARKER, RECORD | {"base_loss": "0.7"})
+    with pytest.raises(OutputError, match="'base_loss' must be float or None, got '0.7'"):
+        load_run(tmp_path)
+
+
 def test_shortcuts_and_a_trajectory_that_were_changed_are_refused(tmp_path: Path) -> None:
     write_json(tmp_path / MARKER, RECORD)
     write_json(tmp_path / TRAJECTORY, {"trajectory": 3})
