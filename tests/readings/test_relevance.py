@@ -14,7 +14,7 @@ import transformers
 from one_layer import one_layer, word_prompts, word_tokenizer
 from tiny import GROUPED, eager, tiny_model, tiny_prompts, tiny_tokenizer
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.diffllama import modeling_diffllama
 
 from attnbalance import Fact, HookedModel, Prompt, load_model, read_attention
@@ -171,6 +171,50 @@ def test_answers_of_further_prompts_decide_which_token_tells_apart_and_their_rel
         scale = float(expected.abs().max())
         torch.testing.assert_close(push.values.double(), expected, atol=1e-3 * scale, rtol=0)  # as above
     assert not torch.allclose(found.values, wider.values, atol=0.01 * scale)
+
+
+def naive(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: Prompt, rivals: Sequence[str]) -> Tensor:
+    """The three readings by layer and head, from the gradient that plain eager attention gives its probabilities."""
+    asked = tokenizer(prompt.text, return_offsets_mapping=True)
+    wholes = [tokenizer(f"{prompt.text} {answer}")["input_ids"] for answer in (prompt.fact.answer, *rivals)]
+    at = len(asked["input_ids"])
+    assert all(whole[:at] == asked["input_ids"] for whole in wholes)
+    if rivals:
+        at += next(
+            i for i, tokens in enumerate(zip(*(whole[at:] for whole in wholes), strict=False)) if len(set(tokens)) > 1
+        )
+    while not tokenizer.decode([wholes[0][at]]).strip():
+        at += 1
+    output = model(input_ids=torch.tensor([wholes[0][:at]]), output_attentions=True, use_cache=False)
+    slopes = torch.autograd.grad(output.logits[0, -1].log_softmax(-1)[wholes[0][at]], output.attentions)
+    rows, slopes = (torch.stack([matrix[0, :, -1] for matrix in matrices]) for matrices in (output.attentions, slopes))
+    first, last = prompt.spans["subject"]
+    inside = torch.zeros(at, dtype=torch.bool)
+    inside[[i for i, (start, end) in enumerate(asked["offset_mapping"]) if start < last and end > first]] = True
+    subject, others = ((rows * slopes)[..., part].sum(-1) / rows[..., part].sum(-1) for part in (inside, ~inside))
+    attention = rows[..., inside].sum(-1, keepdim=True)
+    push = (slopes * rows * (inside.float() - attention)).sum(-1)  # the slope of a softmax, token by token
+    return torch.stack([subject, others, push]).detach()
+
+
+@pytest.mark.parametrize(("family", "kind"), [("llama", "metaspace"), ("gpt2", "plain"), ("gpt2", "bos")])
+def test_relevance_among_others_in_padded_batches_is_the_gradient_of_plain_eager_attention(
+    family: str, kind: str
+) -> None:
+    model, tokenizer = tiny_model(family), tiny_tokenizer(kind)
+    years = spaced(("1900", "1984", "2019", "1977"))
+    prompts = [tiny_prompts()[7], years[0], *tiny_prompts()[1:3], years[1], tiny_prompts()[8]]
+    found = read_relevance(load_model(model, tokenizer=tokenizer), prompts, among=years[2:], batch_size=4)
+    assert len({len(encoding.ids) for encoding in encode(prompts, tokenizer)}) > 3
+    alone = read_relevance(load_model(model, tokenizer=tokenizer), prompts)
+    assert not torch.allclose(found.push.values[1], alone.push.values[1], rtol=0.1)  # another token tells it apart
+    for i, prompt in enumerate(prompts):
+        rivals = [year.fact.answer for year in years if year.fact.relation == prompt.fact.relation]
+        expected = naive(eager(model), tokenizer, prompt, rivals)
+        for name, values in zip(READINGS, expected, strict=True):
+            # float32 through two layers, padded or not, with either kernel: some 1e-6 of the largest
+            scale = float(values.abs().max())
+            torch.testing.assert_close(getattr(found, name).values[i], values, atol=2e-5 * scale, rtol=0)
 
 
 def test_answers_of_another_relation_are_no_rivals_and_one_that_others_go_on_from_ends() -> None:
