@@ -27,8 +27,9 @@ from attnbalance.finetuning.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, T
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.finetuning.training_log import base_completes, base_objective, trajectory
+from attnbalance.models.config_changes import settings_of
 from attnbalance.models.fingerprint import fingerprint
-from attnbalance.models.forward import check_vocabulary
+from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.load import load_limits
 from attnbalance.models.load_base import load_base
 
@@ -80,6 +81,7 @@ def finetune_model(
         "config": config,
         "base": base,
         "base_fingerprint": trainable.base_fingerprint,
+        "base_settings": settings_of(base_of(trainable.model).config),
         "trained": trainable.trained,
         "objective": objective.text,
         "learns_answers": objective.learns_answers,

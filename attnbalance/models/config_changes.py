@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 WITHOUT_EFFECT = (
     "architectures",
@@ -37,9 +38,18 @@ def changed_settings(a: PreTrainedModel, b: PreTrainedModel) -> dict[str, tuple[
 
     A setting that only one configuration has is None in the other. Those in `WITHOUT_EFFECT` are left out.
     """
-    first, second = (dict(_flat(model.config.get_text_config().to_dict())) for model in (a, b))
-    names = [name for name in sorted(first.keys() | second.keys()) if _counts(name)]
-    pairs = {name: (first.get(name), second.get(name)) for name in names}
+    return differing_settings(settings_of(a.config), settings_of(b.config))
+
+
+def settings_of(config: PreTrainedConfig) -> dict[str, object]:
+    """The settings that outputs may depend on, as JSON values; infinite numbers as texts."""
+    settings = {name: value for name, value in _flat(config.get_text_config().to_dict()) if _counts(name)}
+    return json.loads(json.dumps(settings, default=str), parse_constant=str)
+
+
+def differing_settings(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, tuple[object, object]]:
+    """The settings (see `settings_of`) that differ, with both values; None where one lacks the setting."""
+    pairs = {name: (first.get(name), second.get(name)) for name in sorted(first.keys() | second.keys())}
     return {name: values for name, values in pairs.items() if values[0] != values[1]}
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch.nn import Module
 
 from attnbalance.errors import ModelError, shortened
-from attnbalance.files.outputs import MARKER, read_json
+from attnbalance.files.outputs import MARKER, provenance, read_json
+from attnbalance.models.config import load_config
+from attnbalance.models.config_changes import differing_settings, settings_of
+from attnbalance.models.forward import base_of
 from attnbalance.models.gguf import as_safetensors
 from attnbalance.models.load_base import LOAD_ERRORS, brief
 
@@ -103,27 +108,70 @@ def _looks_local(path: str) -> bool:
 
 
 def _check_base(base: Module, adapter: str, base_path: str, made_for: str | None) -> None:
-    """Refuse a base whose weights are not those that the adapter's run recorded; warn if only the name differs.
+    """Refuse a base that differs, in weights or settings, from the one that the adapter's run recorded.
 
     The base must not yet be wrapped by peft, which copies parameters.
     """
     from attnbalance.models.fingerprint import has_fingerprint
 
-    expected = read_json(Path(adapter) / MARKER).get("base_fingerprint")
+    record = read_json(Path(adapter) / MARKER)
+    expected = record.get("base_fingerprint")
     if expected is None:
-        if made_for and made_for != base_path and Path(made_for).name != Path(base_path).name:
-            warnings.warn(
-                shortened(f"adapter {adapter} was made for {made_for} and is loaded on {base_path}"), stacklevel=4
-            )
-    elif (same := has_fingerprint(base, expected) if isinstance(expected, dict) else None) is False:
+        _compare_with_named(adapter, base_path, made_for)
+        return
+    same = has_fingerprint(base, expected) if isinstance(expected, dict) else None
+    if same is False:
         raise ModelError(
             f"adapter {adapter} was made for another base ({made_for}): the weights of {base_path} differ from its"
         )
-    elif same is None:
-        warnings.warn(
-            shortened(
-                f"whether {base_path} is the base of adapter {adapter} could not be checked: the fingerprint in its "
-                f"{MARKER} is of another version or of another 16-bit dtype"
-            ),
-            stacklevel=4,
+    if same is None:
+        _warn(
+            f"whether {base_path} is the base of adapter {adapter} could not be checked: the fingerprint in its "
+            f"{MARKER} is of another version or of another 16-bit dtype"
         )
+    if isinstance(recorded := record.get("base_settings"), dict):
+        own = settings_of(base_of(base).config)
+        if record.get("versions") != provenance()["versions"]:  # other versions may have more settings, or fewer
+            shared = own.keys() & recorded.keys()
+            own, recorded = ({name: settings[name] for name in shared} for settings in (own, recorded))
+        _check_settings(adapter, base_path, made_for, recorded, own)
+
+
+def _compare_with_named(adapter: str, base_path: str, made_for: str | None) -> None:
+    """Compare a base with the one that an adapter without a record of ours names.
+
+    Refuse other settings. Warn of other files or, where either is no local folder, of another last part of the name.
+    """
+    from attnbalance.models.fingerprint import files_fingerprint
+
+    paths = (made_for or base_path, base_path)
+    alike = Path(paths[0]).name == Path(paths[1]).name
+    if all(map(os.path.isdir, paths)) and not os.path.samefile(*paths):
+        alike = files_fingerprint(paths[0]) == files_fingerprint(paths[1])
+        try:
+            then, now = (settings_of(load_config(path)) for path in paths)
+        except LOAD_ERRORS:  # the folder that the adapter names holds no model any more
+            then, now = {}, {}
+        _check_settings(adapter, base_path, made_for, then, now)
+    if not alike:
+        _warn(f"adapter {adapter} was made for {made_for} and is loaded on {base_path}")
+
+
+def _check_settings(
+    adapter: str, base_path: str, made_for: str | None, then: Mapping[str, object], now: Mapping[str, object]
+) -> None:
+    """Refuse a base whose settings differ from those that an adapter was made with."""
+    changed = [
+        f"{name} was {before!r:.80}, is {after!r:.80}"
+        for name, (before, after) in differing_settings(then, now).items()
+    ]
+    if changed:
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise ModelError(
+            f"adapter {adapter} was made for a base with other settings ({made_for}) than {base_path}: "
+            f"{'; '.join(changed[:5])}{more}. Restore config.json, or name the base that it was made for"
+        )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(shortened(message), stacklevel=6)

@@ -21,6 +21,7 @@ from attnbalance.finetuning import callbacks, loop
 from attnbalance.finetuning.examples import IGNORED, collate, make_examples
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.models.fingerprint import fingerprint
+from attnbalance.models.load import load_model
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
@@ -37,6 +38,17 @@ def test_a_run_is_its_best_checkpoint(base, tmp_path, lora_rank):
     marker = read_json(run.path / MARKER)
     assert marker["base_fingerprint"] == fingerprint(AutoModelForCausalLM.from_pretrained(base))
     assert all(read_json(path / MARKER)["step"] == step for step, path in run.checkpoints.items())
+
+
+def test_an_adapter_is_refused_once_its_bases_configuration_was_edited(llama, tmp_path):
+    base = Path(shutil.copytree(llama, tmp_path / "base"))
+    run = finetune(base, SPLIT, tmp_path / "run", short(lora_rank=2))
+    config = base / "config.json"
+    assert load_model(run.path).model is not None
+    config.write_text(config.read_text().replace('"rope_theta": 10000.0', '"rope_theta": 500.0'))
+    for folder in (run.path, *run.checkpoints.values()):
+        with pytest.raises(ModelError, match=r"other settings .*rope_parameters.rope_theta was 10000.0, is 500.0\."):
+            load_model(folder)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

@@ -10,7 +10,8 @@ import pytest
 import transformers
 from tiny import tiny_lora, tiny_model, tiny_tokenizer
 
-from attnbalance.files.outputs import MARKER
+from attnbalance.files.outputs import MARKER, provenance
+from attnbalance.models.config_changes import settings_of
 from attnbalance.models.fingerprint import fingerprint
 
 
@@ -32,7 +33,7 @@ def copied(checkpoint: Path, tmp_path: Path) -> Path:
 def adapter(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapter") / "lora"
     base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint)
-    made_for = fingerprint(base)
+    record = {"base_fingerprint": fingerprint(base), "base_settings": settings_of(base.config)}
     tiny_lora(base, ["q_proj", "v_proj"]).save_pretrained(folder)
-    (folder / MARKER).write_text(json.dumps({"base_fingerprint": made_for}))
+    (folder / MARKER).write_text(json.dumps(record | provenance()))
     return folder

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import torch
 from tiny import tiny_config
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from attnbalance.models.config_changes import changed_settings
+from attnbalance.models.config_changes import changed_settings, settings_of
 
 
 def shell(family: str = "llama", **changes: object) -> PreTrainedModel:
@@ -33,3 +36,10 @@ def test_names_tokens_dropout_and_dtype_are_no_difference() -> None:
     other.config._attn_implementation = "eager"
     assert changed_settings(shell(), other) == {}
     assert changed_settings(shell("gpt2"), shell("gpt2", resid_pdrop=0.3, attn_pdrop=0.0)) == {}
+
+
+def test_settings_are_as_json_says_them_infinite_ones_too() -> None:
+    config = shell(limits=(0.0, math.inf)).config
+    settings = settings_of(config)
+    assert settings["limits"] == [0.0, "Infinity"]
+    assert json.loads(json.dumps(settings, allow_nan=False)) == settings

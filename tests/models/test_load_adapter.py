@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,34 @@ def test_an_adapter_is_refused_on_other_weights_than_it_was_made_for(copied: Pat
         load_model(copied, adapter=adapter)
 
 
+def with_rope(folder: Path, theta: float) -> Path:
+    """The folder, with another base of the rotary angles in its config.json alone."""
+    config = folder / "config.json"
+    settings = json.loads(config.read_text())
+    settings["rope_parameters"]["rope_theta"] = theta
+    config.write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize("versions", ["its own", "others"])
+def test_an_adapter_is_refused_on_other_settings_than_it_was_made_for(
+    versions: str, copied: Path, adapter: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(adapter, tmp_path / "lora"))
+    assert load_model(copied, adapter=folder).model is not None
+    if versions == "others":
+        record = json.loads((folder / MARKER).read_text())
+        del record["base_settings"]["rms_norm_eps"]
+        (folder / MARKER).write_text(json.dumps(record | {"versions": {"transformers": "5.0"}}))
+        assert load_model(copied, adapter=folder).model is not None
+    with_rope(copied, 500.0)
+    with pytest.raises(ModelError, match=r"other settings .*copy: rope_parameters.rope_theta was 10000.0, is 500.0\."):
+        load_model(copied, adapter=folder)
+    record = json.loads((folder / MARKER).read_text())
+    (folder / MARKER).write_text(json.dumps({"base_fingerprint": record["base_fingerprint"]}))
+    assert load_model(copied, adapter=folder).model is not None  # an older run did not record them
+
+
 def test_a_base_that_could_not_be_checked_is_warned_of(checkpoint: Path, adapter: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(adapter, tmp_path / "lora"))
     rounded = {**json.loads((adapter / MARKER).read_text())["base_fingerprint"], "dtype": "float16", "float16": "other"}
@@ -89,12 +118,37 @@ def test_an_adapter_of_a_deeper_model_is_refused_with_the_first_weight_left_out(
         load_model(copied, adapter=tmp_path / "lora")
 
 
-def test_an_unmarked_adapter_on_a_base_of_another_name_is_warned_of(
+def test_an_unmarked_adapter_is_compared_with_the_base_that_it_names(
+    checkpoint: Path, adapter: Path, tmp_path: Path
+) -> None:
+    bare = Path(shutil.copytree(adapter, tmp_path / "lora"))
+    twin = Path(shutil.copytree(checkpoint, tmp_path / checkpoint.name))
+    (bare / MARKER).unlink()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*was made for")
+        load_model(twin, adapter=bare)
+    other = tiny_model("llama")
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight.mul_(1.1)
+    other.save_pretrained(twin)
+    with pytest.warns(UserWarning, match=rf"was made for {checkpoint} and is loaded on {twin}"):
+        load_model(twin, adapter=bare)
+    with pytest.raises(
+        ModelError, match=rf"other settings \({checkpoint}\) than {twin}: rope_parameters.rope_theta was"
+    ):
+        load_model(with_rope(twin, 500.0), adapter=bare)
+
+
+def test_an_unmarked_adapter_whose_base_is_elsewhere_goes_by_its_name(
     copied: Path, adapter: Path, tmp_path: Path
 ) -> None:
     bare = Path(shutil.copytree(adapter, tmp_path / "lora"))
     (bare / MARKER).unlink()
-    with pytest.warns(UserWarning, match=r"was made for .*checkpoint and is loaded on .*copy"):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*was made for")
+        load_model(copied, adapter=changed(bare, "adapter_config.json", base_model_name_or_path="owner/copy"))
+    changed(bare, "adapter_config.json", base_model_name_or_path="owner/other")
+    with pytest.warns(UserWarning, match=r"was made for owner/other and is loaded on .*copy"):
         load_model(copied, adapter=bare)
 
 
