@@ -21,7 +21,7 @@ from attnbalance.explanation.figures import draw_causes
 from attnbalance.explanation.page import write_page
 from attnbalance.explanation.sentences import headline
 from attnbalance.explanation.tables import explanation_json, write_changes
-from attnbalance.files.outputs import as_folder, check_saved, read_saved, replacing, write_json
+from attnbalance.files.outputs import as_folder, check_saved, read_saved, replacing, write_json, write_saved
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import HookedModel
@@ -148,7 +148,7 @@ def _ask(
             answers = Recall.from_json(saved["recall"], path)
         else:
             answers = treatment.ask()
-            write_json(path, {"name": treatment.name, "recall": asdict(answers)})
+            write_saved(path, {"name": treatment.name, "recall": asdict(answers)})
         answered.append((treatment, answers))
     return answered
 

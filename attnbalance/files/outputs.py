@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import platform
@@ -21,6 +22,9 @@ from attnbalance.errors import OutputError
 
 MARKER = "attnbalance.json"
 """The file that says what a folder holds and how it was made: kind, config, versions."""
+
+HASH = "sha256"
+"""The name under which a saved JSON object holds the hash of all else in it."""
 
 TEMPORARY = ".attnbalance-"
 """The beginning of the names of temporary folders; the rest is random, so that no two processes share one."""
@@ -127,12 +131,31 @@ def set_aside(paths: Sequence[Path], why: str) -> None:
     warnings.warn(f"{why}; set aside as {names} in {paths[0].parent}, and made again", stacklevel=3)
 
 
+def write_saved(path: Path, value: Mapping[str, object]) -> None:
+    """Write JSON whole, for `read_saved`: with a hash of the value, by which a change is noticed."""
+    write_json(path, {**value, HASH: _digest(value)})
+
+
 def read_saved(path: Path) -> dict:
-    """A JSON object that an earlier run saved; a file that cannot be read is set aside, and the object is empty."""
+    """A JSON object that an earlier run saved (see `write_saved`), without its hash.
+
+    A file that cannot be read is set aside, and the object is empty. Raises `OutputError` for a file that was changed.
+    """
     saved = read_json(path)
     if not saved and os.path.lexists(path):
         set_aside([path], f"{path} cannot be read")
+    hashed = saved.pop(HASH, None)  # none in files of older versions
+    found = _digest(saved)
+    if hashed not in (None, found):
+        raise OutputError(
+            f"{path} was changed: its content must have SHA-256 {hashed}, got {found}; restore the file, or remove "
+            f"{path} and run the command again"
+        )
     return saved
+
+
+def _digest(value: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def as_folder(out: str | Path) -> Path:

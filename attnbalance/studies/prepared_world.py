@@ -15,7 +15,7 @@ from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.data.statements import World, statement_prompts
 from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.errors import DataError
-from attnbalance.files.outputs import read_saved, write_json
+from attnbalance.files.outputs import read_saved, write_saved
 from attnbalance.finetuning.pretrain import pretrain
 from attnbalance.finetuning.splits import Split, split_facts
 from attnbalance.readings.recall import Recall, score
@@ -105,7 +105,7 @@ class PreparedWorld:
         if saved:
             return Recall.from_json(saved, kept)
         answers = recall(load_model(self.base), prompts, batch_size=128, progress=self.progress)
-        write_json(kept, asdict(answers))
+        write_saved(kept, asdict(answers))
         return answers
 
     def split(self, name: str) -> Split:

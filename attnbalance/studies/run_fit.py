@@ -12,7 +12,7 @@ from typing import Any
 
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import make_prompts
-from attnbalance.files.outputs import write_json
+from attnbalance.files.outputs import write_saved
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.runs import Run
 from attnbalance.finetuning.splits import Split
@@ -57,7 +57,7 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         "best_step": best.best_step,
     }
     about |= {"seconds": time.perf_counter() - started}
-    write_json(folder / RESULT, about | _measured(best, prepared, split))
+    write_saved(folder / RESULT, about | _measured(best, prepared, split))
 
 
 def _measured(run: Run, prepared: PreparedWorld, split: Split) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
                     _run_all(left, plan, out, progress)
         missing = [fit for fit in plan.fits if not _done(fit, plan, out)]
         if not missing:
-            results = [read_json(out / fit.folder / RESULT) for fit in plan.fits]
+            results = [read_saved(out / fit.folder / RESULT) for fit in plan.fits]
             return write_tables([*_controls(plan, out, progress), *results], out)
     return (
         f"{len(plan.fits) - len(missing)} of {len(plan.fits)} fits are done; the others are other workers'. "

@@ -25,6 +25,7 @@ from attnbalance.files.outputs import (
     replacing,
     write_json,
     write_json_lines,
+    write_saved,
     write_text,
     writing,
 )
@@ -92,6 +93,15 @@ def test_what_cannot_be_read_is_set_aside_with_one_message(tmp_path: Path, recwa
     first, second = (str(warning.message) for warning in recwarn)
     assert first == f"{tmp_path / 'a.json'} cannot be read; set aside as damaged-a.json in {tmp_path}, and made again"
     assert "damaged-a.json-2" in second
+
+
+def test_what_was_saved_is_read_again_and_refused_once_a_number_in_it_was_changed(tmp_path: Path) -> None:
+    path, value = tmp_path / "a.json", {"b": [1.5, (2,)], "c": {"d": None, "é": "ü"}}
+    write_saved(path, value)
+    assert read_saved(path) == {"b": [1.5, [2]], "c": {"d": None, "é": "ü"}}
+    path.write_text(path.read_text().replace("1.5", "2.5"))
+    with pytest.raises(OutputError, match=rf"{path} was changed: its content must have SHA-256 \w+, got \w+; restore"):
+        read_saved(path)
 
 
 def refused_by_safetensors(path: Path) -> None:

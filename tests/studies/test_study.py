@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.errors import DataError, ModelError, OutputError
-from attnbalance.files.outputs import MARKER, read_json, write_json
+from attnbalance.files.outputs import HASH, MARKER, read_json, write_json
 from attnbalance.files.work import in_place, locked
 from attnbalance.finetuning.splits import split_facts
 from attnbalance.studies import run_fit
@@ -139,7 +139,11 @@ def test_a_result_that_was_changed_is_refused_by_the_name_of_its_file(
 ) -> None:
     out = Path(shutil.copytree(done, tmp_path / "out"))
     path = out / "fits/tiny/seed-0/top/plain" / RESULT
-    for content in (read_json(path) | change, {k: v for k, v in read_json(path).items() if k not in change}):
+    made = read_json(path)
+    write_json(path, made | {"drift": 0.0})
+    with pytest.raises(OutputError, match=f"{path} was changed: its content must have SHA-256 {made.pop(HASH)}"):
+        study(config, out)
+    for content in (made | change, {k: v for k, v in made.items() if k not in change}):
         write_json(path, content)
         with pytest.raises(OutputError, match=f"{path} was changed: {message.partition(',')[0]}"):
             study(config, out)
