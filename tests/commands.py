@@ -1,6 +1,11 @@
-"""Run a command of attnbalance in this process."""
+"""Run a command of attnbalance in this process, or any script in two."""
 
 from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
 
 from typer.testing import CliRunner
 
@@ -12,3 +17,12 @@ def run_command(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     return result.exit_code, result.output
+
+
+def run_in_two_processes(*arguments: object) -> None:
+    """Run a script, or with "-m" a module, in two processes on CPU; raises `CalledProcessError` if one fails."""
+    here = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")  # no name to look up
+    launch = (sys.executable, "-m", "torch.distributed.run", *here, "--nproc-per-node=2")
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    settings = os.environ | {"GLOO_SOCKET_IFNAME": loopback, "CUDA_VISIBLE_DEVICES": ""}  # FSDP takes a GPU it sees
+    subprocess.run([*launch, *map(str, arguments)], env=settings, check=True)

@@ -105,7 +105,7 @@ def training_in(out: Path, kind: str, config: Mapping[str, Any]) -> Iterator[Pat
     with ExitStack() as held:
 
         def opened() -> Path:
-            if not PartialState().is_main_process:
+            if not _processes().is_main_process:
                 return work_of(out)
             return set_damaged_aside(drop_incomplete(held.enter_context(working(out, kind, config))))
 
@@ -113,20 +113,27 @@ def training_in(out: Path, kind: str, config: Mapping[str, Any]) -> Iterator[Pat
         try:
             yield work
         except AttnBalanceError:
-            if PartialState().is_main_process:
+            if _processes().is_main_process:
                 drop_incomplete(work)
             raise
+        on_main_process_first(held.close)  # the others do not look at the folder while it is removed
 
 
 def on_main_process_first(action: Callable[[], Result]) -> Result:
     """Returns what `action` returns; under `accelerate launch` the other processes wait until the main one is done."""
-    with PartialState().main_process_first():
+    with _processes().main_process_first():
         return action()
+
+
+def _processes() -> PartialState:
+    """The processes of this training; accelerate finds those of a machine without an accelerator only if told of it."""
+    return PartialState(cpu=not torch.accelerator.is_available())
 
 
 def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArguments:
     """Trainer's arguments; each device takes its share of a batch."""
-    devices = max(1, TrainingArguments(output_dir=str(work), report_to="none").world_size)
+    use_cpu = not torch.accelerator.is_available()
+    devices = max(1, TrainingArguments(output_dir=str(work), use_cpu=use_cpu, report_to="none").world_size)
     share, rest = divmod(schedule.batch_size, devices * schedule.accumulate)
     if rest or not share:
         raise DataError(
@@ -135,6 +142,7 @@ def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArgum
         )
     return TrainingArguments(
         output_dir=str(work),
+        use_cpu=use_cpu,
         max_steps=schedule.steps,
         per_device_train_batch_size=share,
         per_device_eval_batch_size=share,

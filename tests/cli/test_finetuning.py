@@ -6,7 +6,10 @@ import json
 import shlex
 from pathlib import Path
 
-from commands import run_command
+import pytest
+from commands import run_command, run_in_two_processes
+from safetensors.torch import load_file
+from trainers import assert_close
 
 from attnbalance.finetuning.runs import load_run
 
@@ -110,3 +113,17 @@ def test_finetune_names_the_questions_that_are_too_long_and_drops_them(gpt2_fold
     assert "Dropped of 22 facts: 2 (prompts are longer than the model's 96 positions)." in text
     recorded = json.loads((out / "attnbalance.json").read_text())["dropped"]
     assert recorded == {"prompts are longer than the model's 96 positions": 2}
+
+
+def test_two_processes_finetune_as_one_does(llama_folder: Path, tmp_path: Path, facts_file: Path) -> None:
+    options = ("--split", "whole", "--steps", 4, "--batch-size", 4, "--checkpoint-every", 2)
+    command = ("finetune", llama_folder, "--facts", facts_file, *options, "--out")
+    code, text = run_command(*command, tmp_path / "one")
+    assert code == 0, text
+    run_in_two_processes("-m", "attnbalance.cli", *command, tmp_path / "two")
+    one, two = load_run(tmp_path / "one"), load_run(tmp_path / "two")
+    assert two.validation_loss == pytest.approx(one.validation_loss, rel=1e-5)  # sums in another order
+    assert two.base_loss == pytest.approx(one.base_loss, rel=1e-5)
+    weights = (load_file(run.path / "model.safetensors") for run in (one, two))
+    assert_close(*weights, tolerance=1e-4)  # AdamW divides small gradients by their size
+    assert not list(tmp_path.glob(".*"))

@@ -1,7 +1,6 @@
 """Objectives in a Trainer: the same step however it is divided, what is watched, and what is refused."""
 
 import os
-import socket
 import subprocess
 import sys
 import warnings
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run_in_two_processes
 from safetensors.torch import load_file
 from tiny import FACTS, eager, tiny_model, tiny_tokenizer
 from trainers import EVERYTHING, ROW, arguments, assert_close, lora, made, some_examples, trained
@@ -40,13 +40,10 @@ def test_training_on_another_objective_ends_elsewhere(tmp_path):
     [(EVERYTHING, ""), (EVERYTHING, "fsdp"), ("floor(0.9)", ""), ("state-anchor(statement)", "")],
 )
 def test_two_processes_do_what_one_does(tmp_path, objective, kind):
-    script = str(Path(__file__).parents[1] / "launched.py")
-    here = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")  # no name to look up
-    launch = [sys.executable, "-m", "torch.distributed.run", *here, "--nproc-per-node=2", script]
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    settings = os.environ | {"GLOO_SOCKET_IFNAME": loopback, "CUDA_VISIBLE_DEVICES": ""}  # FSDP takes a GPU it sees
-    subprocess.run([sys.executable, script, str(tmp_path / "one"), objective], env=settings, check=True)
-    subprocess.run([*launch, str(tmp_path / "two"), objective, kind], env=settings, check=True)
+    script = Path(__file__).parents[1] / "launched.py"
+    alone = [sys.executable, str(script), str(tmp_path / "one"), objective]
+    subprocess.run(alone, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=True)
+    run_in_two_processes(script, tmp_path / "two", objective, kind)
     assert_close(load_file(tmp_path / "one"), load_file(tmp_path / "two"))
 
 
