@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import as_folder
@@ -73,16 +74,19 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{file} lacks {len(missing)} weights of a {model.config.model_type}, first {missing[0]}")
     _check_used(reader, model, file)
+    _warn_of_unread(reader, model, file)
     return _plain(model, _rope_factors(reader)), tokenizer
 
 
 def _check_file(reader: GGUFReader, file: Path) -> None:
     """Refuse what transformers would read only in part; warn of a tokenizer that it may not know."""
-    keys = {name: field.contents() for name, field in reader.fields.items()}
+    keys = _metadata(reader)
     if keys.get("split.count", 1) > 1:
         raise ModelError(f"{file} is one of {keys['split.count']} parts; merge them into one GGUF file")
     architecture = keys.get("general.architecture")
-    scaling = keys.get(f"{architecture}.rope.scaling.type", "none")
+    factors = (keys.get(f"{architecture}.rope.{name}", 1.0) for name in ("scaling.factor", "scale_linear"))
+    unnamed = "none" if set(factors) <= {0.0, 1.0} else "linear"  # as llama.cpp reads a factor without a type
+    scaling = keys.get(f"{architecture}.rope.scaling.type", unnamed)
     if scaling != "none":
         raise ModelError(
             f"{file} scales its rotary positions by {scaling!r}, which transformers does not read from GGUF; load the "
@@ -112,6 +116,40 @@ def _check_used(reader: GGUFReader, model: PreTrainedModel, file: Path) -> None:
             f"{file} holds {held:,} weights, of which transformers puts {taken:,} into a {model.config.model_type}; "
             "load the checkpoint that the file was made from"
         )
+
+
+def _warn_of_unread(reader: GGUFReader, model: PreTrainedModel, file: Path) -> None:
+    """Warn of settings whose numbers stand nowhere in the configuration: transformers reads only those it has names for.
+
+    Not of 0 and 1, which mostly say what a family does anyway.
+    """
+    keys, config = _metadata(reader), model.config
+    head = getattr(config, "head_dim", None) or config.hidden_size / getattr(config, "num_attention_heads", 1)
+    rotary = head * (config.to_dict().get("rope_parameters") or {}).get("partial_rotary_factor", 1.0)
+    taken = [0.0, 1.0, head, rotary, *_numbers(config.to_dict())]
+    unread = [
+        f"{name} = {value:.6g}"
+        for name, value in keys.items()
+        if name.startswith(f"{keys['general.architecture']}.") and isinstance(value, int | float)
+        if not any(math.isclose(value, number, rel_tol=1e-6) for number in taken)
+    ]
+    if unread:
+        warnings.warn(
+            f"{file} says {', '.join(unread)}, which transformers does not read from GGUF: the model may compute "
+            "otherwise than the file's; load the checkpoint that the file was made from",
+            stacklevel=4,
+        )
+
+
+def _metadata(reader: GGUFReader) -> dict[str, Any]:
+    return {name: field.contents() for name, field in reader.fields.items()}
+
+
+def _numbers(value: object) -> list[float]:
+    """All numbers in nested settings."""
+    if isinstance(value, dict | list | tuple):
+        return [number for part in (value.values() if isinstance(value, dict) else value) for number in _numbers(part)]
+    return [value] if isinstance(value, int | float) else []
 
 
 def _rope_factors(reader: GGUFReader) -> list[float] | None:

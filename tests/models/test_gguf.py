@@ -180,6 +180,14 @@ def yarn(writer: gguf.GGUFWriter) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
 
 
+def factor_alone(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_factor(4.0)
+
+
+def older_factor(writer: gguf.GGUFWriter) -> None:
+    writer.add_float32("llama.rope.scale_linear", 4.0)
+
+
 def unknown_tensor(writer: gguf.GGUFWriter) -> None:
     writer.add_tensor("blk.0.attn_gate.weight", np.ones((32, 32), dtype=np.float32))
 
@@ -189,6 +197,8 @@ def unknown_tensor(writer: gguf.GGUFWriter) -> None:
     [
         (split, "is one of 3 parts; merge them into one GGUF file"),
         (yarn, "scales its rotary positions by 'yarn', which transformers does not read from GGUF"),
+        (factor_alone, "scales its rotary positions by 'linear', which transformers does not read from GGUF"),
+        (older_factor, "scales its rotary positions by 'linear', which transformers does not read from GGUF"),
         (unknown_tensor, r"holds [\d,]+ weights, of which transformers puts [\d,]+ into a llama"),
     ],
 )
@@ -226,6 +236,15 @@ def test_an_unknown_way_to_split_text_is_said(tmp_path: Path) -> None:
     path = write(llama(), tmp_path / "small.gguf", change=unknown_split)
     with pytest.warns(UserWarning, match="splits text by 'brand-new', which transformers does not know"):
         as_safetensors(str(path))
+
+
+def test_settings_that_transformers_does_not_read_are_said(tmp_path: Path) -> None:
+    def capped(writer: gguf.GGUFWriter) -> None:
+        writer.add_attn_logit_softcapping(5.5)
+        writer.add_key_length(8)  # the size of a head, as it is
+
+    with pytest.warns(UserWarning, match=r"small.gguf says llama.attn_logit_softcapping = 5.5, which transformers"):
+        as_safetensors(str(write(llama(), tmp_path / "small.gguf", change=capped)))
 
 
 def test_without_the_gguf_package_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
