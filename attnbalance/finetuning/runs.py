@@ -8,10 +8,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from attnbalance.arguments import Kind
+from attnbalance.arguments import Kind, fits
 from attnbalance.data.facts import FactSet
 from attnbalance.data.sources.own_facts import load_own
-from attnbalance.errors import ModelError
+from attnbalance.errors import ModelError, OutputError
 from attnbalance.files.outputs import MARKER, check_saved, read_json
 
 KIND = "finetune"
@@ -24,7 +24,7 @@ KINDS: dict[str, Kind] = {
     "best_step": int,
     "base_loss": (float, NoneType),
     "trained": str,
-    "base_completes": dict,
+    "base_completes": {str: float},
     "learns_answers": bool,
 }
 """What the `attnbalance.json` of a run holds, by name."""
@@ -108,13 +108,28 @@ def load_run(path: str | Path) -> Run:
         base=marker["base"],
         config=marker["config"],
         shortcuts={relation: tuple(answers) for relation, answers in marker["shortcuts"].items()},
-        validation_loss={int(step): loss for step, loss in marker["validation_loss"]},
+        validation_loss=_losses(path, marker),
         best_step=marker["best_step"],
         base_loss=marker["base_loss"],
         trained=marker["trained"],
         base_completes=marker["base_completes"],
         learns_answers=marker["learns_answers"],
     )
+
+
+def _losses(path: Path, marker: Mapping[str, Any]) -> dict[int, float]:
+    """The validation losses by step; raises `OutputError` unless they are pairs, one of them of the best step."""
+    pairs = [
+        pair for pair in marker["validation_loss"] if len(pair) == 2 and fits(pair[0], int) and fits(pair[1], float)
+    ]
+    losses = dict(pairs)
+    if len(pairs) < len(marker["validation_loss"]) or marker["best_step"] not in losses:
+        raise OutputError(
+            f"{path / MARKER} was changed: 'validation_loss' must be pairs of step and loss, one of them of step "
+            f"{marker['best_step']}, got {pairs!r:.100}; restore the file, or remove {path} and run "
+            "the command again"
+        )
+    return losses
 
 
 def checkpoint_name(step: int) -> str:

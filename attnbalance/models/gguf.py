@@ -119,7 +119,7 @@ def _check_used(reader: GGUFReader, model: PreTrainedModel, file: Path) -> None:
 
 
 def _warn_of_unread(reader: GGUFReader, model: PreTrainedModel, file: Path) -> None:
-    """Warn of settings whose numbers stand nowhere in the configuration: transformers reads only those it has names for.
+    """Warn of settings whose numbers stand nowhere in the configuration: transformers reads those that it knows.
 
     Not of 0 and 1, which mostly say what a family does anyway.
     """

@@ -38,6 +38,22 @@ def test_a_run_whose_record_was_changed_is_refused_by_the_name_that_is_wrong(tmp
             load_run(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"best_step": 99}, {"validation_loss": [[2]]}, {"validation_loss": [[2, "a"]]}, {"validation_loss": []}],
+)
+def test_losses_without_the_best_steps_are_refused(tmp_path: Path, changed: dict[str, object]) -> None:
+    write_json(tmp_path / MARKER, RECORD | changed)
+    with pytest.raises(OutputError, match="'validation_loss' must be pairs of step and loss, one of them of step"):
+        load_run(tmp_path)
+
+
+def test_shares_completed_are_numbers(tmp_path: Path) -> None:
+    write_json(tmp_path / MARKER, RECORD | {"base_completes": {"statement": "x"}})
+    with pytest.raises(OutputError, match="'base_completes' must be a mapping from str to float"):
+        load_run(tmp_path)
+
+
 def test_the_bases_loss_may_be_unknown_and_is_refused_as_a_text(tmp_path: Path) -> None:
     for known in (0.7, None):
         write_json(tmp_path / MARKER, RECORD | {"base_loss": known})
