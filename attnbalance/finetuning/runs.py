@@ -119,15 +119,13 @@ def load_run(path: str | Path) -> Run:
 
 def _losses(path: Path, marker: Mapping[str, Any]) -> dict[int, float]:
     """The validation losses by step; raises `OutputError` unless they are pairs, one of them of the best step."""
-    pairs = [
-        pair for pair in marker["validation_loss"] if len(pair) == 2 and fits(pair[0], int) and fits(pair[1], float)
-    ]
-    losses = dict(pairs)
-    if len(pairs) < len(marker["validation_loss"]) or marker["best_step"] not in losses:
+    pairs = marker["validation_loss"]
+    right = [pair for pair in pairs if len(pair) == 2 and fits(pair[0], int) and fits(pair[1], float)]
+    losses = dict(right)
+    if len(right) < len(pairs) or marker["best_step"] not in losses:
         raise OutputError(
             f"{path / MARKER} was changed: 'validation_loss' must be pairs of step and loss, one of them of step "
-            f"{marker['best_step']}, got {pairs!r:.100}; restore the file, or remove {path} and run "
-            "the command again"
+            f"{marker['best_step']}, got {pairs!r:.100}; restore the file, or remove {path} and run the command again"
         )
     return losses
 
