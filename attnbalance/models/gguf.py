@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +66,11 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     try:
         reader = GGUFReader(file)
         _check_file(reader, file)
-        model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore
-            file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
-        )
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        with _alone(file) as folder:
+            model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore
+                folder, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
+            )
+            tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
     except ModelError:
         raise
     except LOAD_ERRORS as error:
@@ -76,6 +80,14 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     _check_used(reader, model, file)
     _warn_of_unread(reader, model, file)
     return _plain(model, _rope_factors(reader)), tokenizer
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[str]:
+    """A folder that holds a link to the file alone: transformers prefers a tokenizer.json beside the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / file.name).symlink_to(file.resolve())
+        yield folder
 
 
 def _check_file(reader: GGUFReader, file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -257,3 +258,15 @@ def test_without_the_gguf_package_the_remedy_is_named(tmp_path: Path, monkeypatc
 def test_other_paths_are_left_as_they_are(tmp_path: Path) -> None:
     assert as_safetensors("owner/name.gguf") == "owner/name.gguf"
     assert as_safetensors(str(tmp_path)) == str(tmp_path)
+
+
+def test_files_of_other_models_beside_it_are_not_read(tmp_path: Path) -> None:
+    path = write(llama(), tmp_path / "small.gguf")
+    tiny_tokenizer("metaspace").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "nobody/nothing"}')
+    folder = converted(path)
+    text = "In 1944, it's Paris."
+    assert load_model(folder).tokenizer(text).input_ids == tiny_tokenizer()(text).input_ids
+    saved = "".join(file.read_text() for file in folder.glob("*.json"))
+    assert tempfile.gettempdir() not in saved.replace(str(tmp_path), "")
