@@ -8,9 +8,10 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from attnbalance.data.forms import FORMS, in_form
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import IGNORED, Example, answer_logits, examples_of
-from attnbalance.finetuning.objectives.base_model import FORMS, in_form, prompts_of, without_adapters
+from attnbalance.finetuning.objectives.base_model import prompts_of, without_adapters
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.hooked import HookedModel
 

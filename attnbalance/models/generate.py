@@ -1,20 +1,32 @@
-"""Greedy answers to prompts, batched."""
+"""Answers to prompts, greedy or sampled, batched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from tqdm import tqdm
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from attnbalance.data.batches import PromptBatch
+from attnbalance.data.batches import PromptBatch, check_lengths
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, edited
+from attnbalance.models.shared_prefixes import groups_by_prefix, read_on, read_prefix
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn at random: from the whole distribution at a temperature above 0."""
+
+    temperature: float
+    seed: int
 
 
 class _RefuseNaN(LogitsProcessor):
@@ -56,12 +68,16 @@ def generate(
     max_new_tokens: int | Sequence[int],
     batch_size: int,
     edit: Edit | None = None,
+    sampling: Sampling | None = None,
+    first_line: bool = False,
     progress: bool = False,
 ) -> list[str]:
-    """The text that the model generates after each prompt, greedily, without special tokens, in order of the prompts.
+    """The text that the model generates after each prompt, without special tokens, in order of the prompts.
 
-    An answer ends at the model's end-of-sequence tokens and at the tokenizer's. The model's own generation settings
-    (sampling, penalties, lengths) are not used.
+    Greedy, unless `sampling` is given. An answer ends at the model's end-of-sequence tokens and at the tokenizer's. The
+    model's own generation settings (sampling, penalties, lengths) are not used. A prefix that prompts share (few-shot
+    examples) is read once, where the model's cache allows it and nothing is edited. Raises what `HookedModel.batches`
+    raises, and `ModelError` for a token that the model does not know and for NaN logits.
 
     Arguments:
         model: the model that answers.
@@ -69,18 +85,50 @@ def generate(
         max_new_tokens: the longest answer in tokens, one number for all prompts or one for each.
         batch_size: the number of prompts that are answered at once.
         edit: what to do with the attention row of each prompt's last token; by default nothing.
+        sampling: how to draw tokens at random; by default the most probable one is taken.
+        first_line: whether answers also end at the first line break.
         progress: whether to show a progress bar.
     """
     budgets = _budgets(max_new_tokens, len(prompts))
     encodings = PromptSet.of(prompts, model.tokenizer).encodings
-    bar = "answers" if progress else None
-    answers = [""] * len(encodings)
-    with evaluating(model.model):
-        for indices, batch in model.batches(encodings, batch_size, budgets=budgets, bar=bar):
-            longest = max(budgets[i] for i in indices)
-            for i, ids in zip(indices, _continuations(model, batch, longest, edit), strict=True):
-                answers[i] = _text(model, ids[: budgets[i]])  # others of the batch may have more
+    check_lengths(encodings, model.max_positions, extra=budgets)  # over all prompts: groups have other row numbers
+    check_vocabulary(model.model, torch.tensor([max(encoding.ids) for encoding in encodings]), model.name)
+    settings, answers = _settings(model, sampling, first_line), [""] * len(encodings)
+    with evaluating(model.model), _seeded(model, sampling), _bar(len(encodings), progress) as bar:
+        for prefix, group in _with_prefixes(model, encodings, edit):
+            asked, own = [encodings[i] for i in group], [budgets[i] for i in group]
+            for indices, batch in model.batches(asked, batch_size, budgets=own, alike=prefix is not None):
+                settings.max_new_tokens = max(own[j] for j in indices)
+                for j, new in zip(indices, _continuations(model, batch, settings, edit, prefix), strict=True):
+                    answers[group[j]] = _text(model, new[: own[j]], first_line)  # others of the batch may have more
+                bar.update(len(indices))
     return answers
+
+
+def _with_prefixes(
+    model: HookedModel, encodings: Sequence[Encoding], edit: Edit | None
+) -> Iterator[tuple[DynamicCache | None, list[int]]]:
+    """The prompts in groups, each with the cache of the prefix that it shares; one group if there is none to share."""
+    groups = groups_by_prefix([encoding.ids for encoding in encodings]) if edit is None else []
+    if not any(shared for shared, _ in groups) or read_prefix(model, encodings[0].ids[:1]) is None:
+        groups = [(0, list(range(len(encodings))))]
+    for shared, group in groups:
+        yield (read_prefix(model, encodings[group[0]].ids[:shared]) if shared else None), group
+
+
+def _bar(prompts: int, progress: bool) -> tqdm:
+    return tqdm(total=prompts, desc="answers", unit="prompt", disable=not progress, leave=False)
+
+
+@contextmanager
+def _seeded(model: HookedModel, sampling: Sampling | None) -> Iterator[None]:
+    """Draw from the sampling's own seed, and leave the generators of the process as they were."""
+    if sampling is None:
+        yield
+        return
+    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(sampling.seed)
+        yield
 
 
 def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
@@ -94,25 +142,35 @@ def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
     return budgets
 
 
-def _continuations(model: HookedModel, batch: PromptBatch, longest: int, edit: Edit | None) -> list[list[int]]:
-    """At most `longest` tokens that the model puts after each prompt, not yet cut at the end of the answer."""
-    check_vocabulary(model.model, batch.input_ids, model.name)
+def _settings(model: HookedModel, sampling: Sampling | None, first_line: bool) -> GenerationConfig:
+    """How tokens are chosen, and which of them end an answer."""
+    stops = {*_stops(model), *(model.line_breaks if first_line else ())}
+    drawn: dict[str, object] = {"do_sample": False}
+    if sampling is not None:
+        drawn = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
+    return GenerationConfig(pad_token_id=model.pad_id, eos_token_id=sorted(stops) or None, **drawn)
+
+
+def _continuations(
+    model: HookedModel, batch: PromptBatch, settings: GenerationConfig, edit: Edit | None, prefix: DynamicCache | None
+) -> list[list[int]]:
+    """The tokens that the model puts after each prompt, not yet cut at the end of the answer."""
     base = base_of(model.model)
-    settings = GenerationConfig(
-        max_new_tokens=longest, do_sample=False, pad_token_id=model.pad_id, eos_token_id=_stops(model) or None
-    )
+    cached = {} if prefix is None else {"past_key_values": read_on(model, prefix, batch.input_ids.to(model.device))}
     with _only(base, settings), nullcontext() if edit is None else edited(model, edit(batch)):
         output = base.generate(  # pyright: ignore[reportCallIssue]
             input_ids=batch.input_ids.to(model.device),
             attention_mask=(batch.attention_mask != 0).long().to(model.device),
             generation_config=settings,
             logits_processor=LogitsProcessorList([_RefuseNaN(model.name)]),
+            **cached,
         )
     return output[:, batch.input_ids.shape[1] :].tolist()
 
 
-def _text(model: HookedModel, ids: list[int]) -> str:
-    """An answer's text, up to its end."""
+def _text(model: HookedModel, ids: list[int], first_line: bool) -> str:
+    """An answer's text, up to its end. A token may hold the end of a line and the beginning of the break."""
     stops = _stops(model)
     end = next((index for index, token in enumerate(ids) if token in stops), len(ids))
-    return str(model.tokenizer.decode(ids[:end], skip_special_tokens=True))
+    text = str(model.tokenizer.decode(ids[:end], skip_special_tokens=True))
+    return text.partition("\n")[0] if first_line else text

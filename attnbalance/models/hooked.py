@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -63,6 +64,12 @@ class HookedModel:
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((i for i in known if isinstance(i, int) and i < vocabulary_size(self.model)), 0)
 
+    @cached_property
+    def line_breaks(self) -> frozenset[int]:
+        """The ids of tokens that hold a line break."""
+        tokens = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))])
+        return frozenset(i for i, token in enumerate(tokens) if "\n" in token)
+
     def check_implementation(self) -> None:
         """Raise `ModelError` where another attention implementation was set since the model was hooked."""
         implementation = base_of(self.model).config._attn_implementation
@@ -86,6 +93,7 @@ class HookedModel:
         batch_size: int,
         *,
         budgets: Sequence[int] = (),
+        alike: bool = False,
         bar: str | None = None,
         padding_side: str = "left",
     ) -> Iterator[tuple[list[int], PromptBatch]]:
@@ -97,6 +105,7 @@ class HookedModel:
         encodings: the prompts' tokens under the model's own tokenizer.
         batch_size: the largest number of prompts in a batch.
         budgets: the number of tokens that will be generated after each prompt; by default none.
+        alike: only prompts of one length share a batch, so that none is padded.
         bar: the title of a progress bar; None: no bar.
         padding_side: "left" or "right".
         """
@@ -105,7 +114,7 @@ class HookedModel:
         if not encodings:
             raise DataError("expected at least one prompt, got none")
         check_lengths(encodings, self.max_positions, extra=budgets)
-        alike_from = self.alike_from and max(1, self.alike_from - max(budgets, default=0))
+        alike_from = 1 if alike else self.alike_from and max(1, self.alike_from - max(budgets, default=0))
         with tqdm(total=len(encodings), desc=bar, unit="prompt", disable=bar is None, leave=False) as progress:
             for group in batches([len(encoding.ids) for encoding in encodings], batch_size, alike_from):
                 for indices in self._fitting(group, encodings, budgets):

@@ -76,7 +76,7 @@ class PreparedWorld:
 
     def controls(self, name: str) -> dict[str, dict[str, Any]]:
         """The results on a split's held-out questions of the base, asked in each form, and of a constant answer."""
-        from attnbalance.finetuning.objectives.base_model import in_form
+        from attnbalance.data.forms import in_form
 
         split = self.split(name)
         asked = [self.questions[id(fact)] for fact in split.heldout]

@@ -140,3 +140,38 @@ def test_a_trained_model_answers_as_the_argmax_loop(stories) -> None:
     found = generate(hooked, prompts, max_new_tokens=12, batch_size=3)
     for one, answer in zip(encode(prompts, hooked.tokenizer), found, strict=True):
         assert answer == hooked.tokenizer.decode(argmax_loop(oracle, one.ids, 12, 2), skip_special_tokens=True)
+
+
+def test_an_answer_of_one_line_is_the_first_line_of_the_whole_answer() -> None:
+    hooked = load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    [newline] = hooked.tokenizer("\n").input_ids
+
+    def favour_newlines(module: torch.nn.Module, inputs: object, logits: torch.Tensor) -> torch.Tensor:
+        return logits + 4 * (torch.arange(logits.shape[-1]) == newline)
+
+    hooked.model.get_output_embeddings().register_forward_hook(favour_newlines)  # pyright: ignore[reportCallIssue]
+    whole = generate(hooked, tiny_prompts(), max_new_tokens=20, batch_size=9)
+    lines = generate(hooked, tiny_prompts(), max_new_tokens=20, batch_size=9, first_line=True)
+    assert sum("\n" in answer.strip() for answer in whole) > 0
+    assert lines == [answer.partition("\n")[0] for answer in whole]
+
+
+def test_a_token_that_also_ends_the_line_keeps_its_letters() -> None:
+    """Vocabularies such as Llama 3's hold a point and the line breaks after it as one token, which ends "D.C."."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([".\n\n"])
+    merged = tokenizer.convert_tokens_to_ids(".\n\n")
+    model = tiny_model("gpt2")
+    model.resize_token_embeddings(len(tokenizer))
+    hooked = load_model(model, tokenizer=tokenizer)
+    assert merged in hooked.line_breaks
+
+    def favour_the_merged(module: torch.nn.Module, inputs: object, logits: torch.Tensor) -> torch.Tensor:
+        return logits + 9 * (torch.arange(logits.shape[-1]) == merged)
+
+    model.get_output_embeddings().register_forward_hook(favour_the_merged)  # pyright: ignore[reportOptionalMemberAccess]
+    whole = generate(hooked, tiny_prompts(), max_new_tokens=8, batch_size=9)
+    lines = generate(hooked, tiny_prompts(), max_new_tokens=8, batch_size=9, first_line=True)
+    assert any(".\n" in answer for answer in whole)
+    assert lines == [answer.partition("\n")[0] for answer in whole]
+    assert any(line.endswith(".") for line in lines)

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from attnbalance.data.forms import FORMS
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.finetuning.examples import INPUTS, POSITIONS, Example
-from attnbalance.finetuning.objectives.base_model import FORMS, BaseModel
+from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 from attnbalance.finetuning.objectives.objective import SUBJECT_ROWS, Needs, Targets, Term, TermKind
 from attnbalance.models.forward import evaluating, states_of_output
@@ -20,7 +21,7 @@ from attnbalance.readings.attention import read_attention
 def row_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     """`row-anchor(FORM)`: squared distance of each head's row from the base model's, mean over layers and heads.
 
-    question: the whole row, on the same prompt. statement, few-shot: the subject's share of the row, the part that two
+    question: the whole row, on the same prompt. Other forms: the subject's share of the row, the part that two
     prompts have in common, against its value for the same fact in that form. It fixes where the model looks, not what
     it finds there: with changed values the same row gives other answers.
     """

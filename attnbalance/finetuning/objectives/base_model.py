@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
+from attnbalance.data.forms import in_form
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.statements import statement_prompts
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import Example
 from attnbalance.models.fingerprint import adapter_parameters
 from attnbalance.models.hooked import HookedModel
-
-FORMS = ("statement", "question", "few-shot")
-"""Prompts that ask the base model what it knows: a statement of the fact up to its answer, the question itself, or the
-question after a few answered ones of its relation."""
-
-SHOTS = 4
-"""Answered questions before the one asked, in the form few-shot."""
 
 
 @dataclass(frozen=True)
@@ -51,41 +43,6 @@ def prompts_of(examples: Sequence[Example]) -> list[Prompt]:
             "none; make them with make_examples or as_examples (rows without a fact train on the objective ce only)"
         )
     return prompts
-
-
-def in_form(
-    form: str, prompts: Sequence[Prompt], seed: int = 0, shots_from: Sequence[Prompt] | None = None
-) -> list[Prompt]:
-    """Ask for the prompts' facts in another of `FORMS`, up to the answer.
-
-    Few-shot puts `SHOTS` answered questions before each question, drawn once for each relation from `shots_from` (by
-    default from the prompts themselves). They are about different subjects, none of them the one asked about: the same
-    fact in other words would give its answer away. Raises `DataError` for a relation with too few subjects.
-    """
-    if form == "question":
-        return list(prompts)
-    if form == "statement":
-        return list(statement_prompts([prompt.fact for prompt in prompts]))
-    if any(prompt.has_special_tokens for prompt in (*prompts, *(shots_from or ()))):
-        raise DataError("few-shot puts answered questions before the prompt; a rendered chat does not allow that")
-    rng, shots = random.Random(seed), dict[str, list[Prompt]]()  # noqa: S311
-    for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
-        others = [prompt for prompt in shots_from or prompts if prompt.fact.relation == relation]
-        by_subject = {prompt.fact.subject: prompt for prompt in others}
-        if len(by_subject) <= SHOTS:
-            raise DataError(
-                f"few-shot needs more than {SHOTS} subjects of each relation; {relation!r} has {len(by_subject)}"
-            )
-        shots[relation] = rng.sample(list(by_subject.values()), SHOTS + 1)
-    return [_after_shots(prompt, shots[prompt.fact.relation]) for prompt in prompts]
-
-
-def _after_shots(prompt: Prompt, shots: Sequence[Prompt]) -> Prompt:
-    """A prompt after answered ones; those about its own subject are left out."""
-    used = [shot for shot in shots if shot.fact.subject != prompt.fact.subject][:SHOTS]
-    prefix = "".join(f"{shot.text} {shot.fact.answer}\n\n" for shot in used)
-    spans = {role: (start + len(prefix), end + len(prefix)) for role, (start, end) in prompt.spans.items()}
-    return replace(prompt, text=prefix + prompt.text, spans=spans)
 
 
 @contextmanager

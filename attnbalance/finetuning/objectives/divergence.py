@@ -11,11 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from attnbalance.data.forms import FORMS
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, answer_logits
-from attnbalance.finetuning.objectives.base_model import FORMS, BaseModel
+from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 from attnbalance.finetuning.objectives.objective import Targets, Term, TermKind
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from attnbalance.data.forms import FORMS
 from attnbalance.finetuning.examples import Example
-from attnbalance.finetuning.objectives.base_model import FORMS, BaseModel
+from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 
 Targets = Mapping[str, Shaped[Tensor, "..."]]

@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from attnbalance import Fact
+from attnbalance.data.forms import in_form
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import (
@@ -42,7 +43,6 @@ from attnbalance.finetuning.examples import (
     make_examples,
 )
 from attnbalance.finetuning.objectives import divergence
-from attnbalance.finetuning.objectives.base_model import in_form
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.objectives.targets import add_targets
 from attnbalance.models.hooked import hook

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from attnbalance.data.forms import FORMS
 from attnbalance.errors import DataError
-from attnbalance.finetuning.objectives.base_model import FORMS
 from attnbalance.finetuning.objectives.expression import RECOMMENDED
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.objectives.registry import TERMS
@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_refused_with_the_list_of_names(text: str) -> Non
     for name in TERMS:
         assert name in str(caught.value)
     assert f"recommended = {RECOMMENDED}" in str(caught.value)
-    assert "kl(statement|question|few-shot)" in str(caught.value)
+    assert "kl(statement|question|few-shot|few-shot-statement)" in str(caught.value)
 
 
 @pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "half", "nan"])
@@ -59,8 +59,8 @@ def test_a_share_lies_between_0_and_1(share: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kl(fame)", r"expected kl\(statement\|question\|few-shot\), got kl\(fame\)"),
-        ("row-anchor(0.5)", r"expected row-anchor\(statement\|question\|few-shot\), got"),
+        ("kl(fame)", r"expected kl\(statement\|question\|few-shot\|few-shot-statement\), got kl\(fame\)"),
+        ("row-anchor(0.5)", r"expected row-anchor\(statement\|question\|few-shot\|few-shot-statement\), got"),
         ("ce(statement)", r"expected ce, got ce\(statement\)"),
         ("weighted-ce(loss)", r"expected weighted-ce\(relevance\|salience\), got"),
         ("ce + 2*ce", "names ce twice"),
@@ -77,4 +77,4 @@ def test_terms_that_do_not_go_are_refused(text: str, message: str) -> None:
 
 
 def test_one_name_may_stand_with_several_arguments() -> None:
-    assert len(parse_objective("kl(statement) + kl(question) + kl(few-shot)").terms) == len(FORMS)
+    assert len(parse_objective(" + ".join(f"kl({form})" for form in FORMS)).terms) == len(FORMS)

@@ -15,13 +15,13 @@ from peft import LoraConfig, get_peft_model
 from tiny import FACTS, tiny_model, tiny_tokenizer
 
 from attnbalance import load_model
+from attnbalance.data.forms import SHOTS, in_form
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import (
     as_examples,
     make_examples,
 )
-from attnbalance.finetuning.objectives.base_model import SHOTS, in_form
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.objectives.targets import add_targets
 
