@@ -74,6 +74,8 @@ from .readings.direct_attribution import (
     read_direct_attribution as read_direct_attribution,
 )
 from .readings.drift import read_drift as read_drift
+from .readings.knowledge import Knowledge as Knowledge
+from .readings.knowledge import knowledge as knowledge
 from .readings.reading import Reading as Reading
 from .readings.reading import difference as difference
 from .readings.recall import Recall as Recall
@@ -117,5 +119,6 @@ from .statistics.shares import gain_interval as gain_interval
 from .statistics.shares import share_interval as share_interval
 from .storage.compare_salience import compare_salience as compare_salience
 from .studies.study import study as study
+from .survey.compare_knowledge import compare_knowledge as compare_knowledge
 
 __all__: list[str]

@@ -82,7 +82,7 @@ def finetune(
     rank_by: Annotated[
         str,
         typer.Option(
-            metavar="popularity|loss|salience|relevance",
+            metavar="popularity|loss|slick|salience|relevance",
             help="What top and bottom go by: the facts' popularity, or what MODEL itself shows of each fact.",
         ),
     ] = "popularity",

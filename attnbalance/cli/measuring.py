@@ -1,7 +1,8 @@
-"""Commands that measure models which exist: `curve`, `salience`, `explain`."""
+"""Commands that measure models which exist: `curve`, `knowledge`, `salience`, `explain`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -75,6 +76,46 @@ def curve(
     with noting_reuse(out):
         answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=show_progress())
     say(answer, out)
+
+
+def knowledge(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to ask: folders, GGUF files or Hub ids."),
+    ],
+    facts: Facts,
+    out: Out,
+    relations: Relations = None,
+    template: Template = "qa",
+    limit: Limit = None,
+    scoring: Scoring = "whole-words",
+    skip_bad: SkipBad = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = 64,
+    trust_remote_code: TrustRemoteCode = False,
+    seed: Seed = 0,
+) -> None:
+    """Ask models about facts in every form, and sort the facts by how surely they are known (SLiCK).
+
+    Forms: a statement, the question, both after four answered ones of the relation, and the model's chat. Writes
+    table.md, knowledge.json, knowledge.png and facts.jsonl (the category and the answers of each fact). Run it before
+    finetuning: it says what there is to keep. A killed run resumes.
+    """
+    from attnbalance.comparison.specs import MeasureSettings, parse_spec
+    from attnbalance.data.sources.load_facts import load_facts
+    from attnbalance.survey.compare_knowledge import compare_knowledge as run
+
+    progress = show_progress()
+    specs = [parse_spec(model) for model in models]
+    chosen = load_facts(facts, as_names(relations), limit, seed)
+    settings = MeasureSettings(
+        template, False, "max", True, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
+    )
+    with noting_reuse(out):
+        answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=progress)
+    print(f"{answer}\n\nTable: {Path(out) / 'table.md'}")
 
 
 def salience(

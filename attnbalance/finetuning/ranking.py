@@ -17,9 +17,10 @@ from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.answer_tokens import check_tokens, make_answer_tokens
 from attnbalance.readings.direct_attribution import read_direct_attribution
+from attnbalance.readings.knowledge import knowledge
 from attnbalance.readings.relevance import read_relevance
 
-RANKINGS = ("popularity", "loss", "salience", "relevance")
+RANKINGS = ("popularity", "loss", "slick", "salience", "relevance")
 
 
 @expects(facts=[Fact], model=(HookedModel, NoneType))
@@ -30,10 +31,11 @@ def rank_facts(
 
     - "popularity": the facts' own.
     - "loss": minus the model's loss on the answer after the prompt, nats a token (as Ghosal et al. 2024 rank MMLU).
+    - "slick": how surely the model gives the answer (`Knowledge.scores`); many facts share a score.
     - "salience": in-context value salience, summed over layers and heads (`DirectAttribution.value_salience`).
     - "relevance": the push towards the subject, summed over layers and heads (`read_relevance`).
 
-    The first three are meant to be higher for facts that are known better. Relevance is not: "top" holds the facts
+    The first four are meant to be higher for facts that are known better. Relevance is not: "top" holds the facts
     whose answer gains when all heads look more at the subject, "bottom" those whose answer loses; facts that are known
     well gain and lose little. Raises `DataError` for another ranking, for facts without popularity and for a missing
     model, and what the readings raise.
@@ -57,7 +59,10 @@ def rank_facts(
         return [float(fact.popularity or 0.0) for fact in facts]
     if model is None:
         raise DataError(f"a ranking by {by} reads a model; pass `model`")
-    return score_prompts(make_prompts(facts, template), by, model, batch_size)
+    prompts = make_prompts(facts, template)
+    if by == "slick":
+        return list(knowledge(model, prompts, forms=(), batch_size=batch_size).scores)
+    return score_prompts(prompts, by, model, batch_size)
 
 
 def score_prompts(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from commands import run_command
+from tiny import tiny_model, tiny_tokenizer
 
 
 def test_curve_prints_the_answer_and_where_the_report_is(
@@ -23,3 +24,25 @@ def test_curve_prints_the_answer_and_where_the_report_is(
     code, text = run_command("curve", *models, "--facts", facts_file, "--recall", "--out", out)
     assert (code, "already finished with these settings; nothing was computed again" in text) == (0, True), text
     assert {"accuracy", "low", "high", "n", "shortcut_rate", "by_popularity"} <= set(recall[0])
+
+
+def test_knowledge_prints_the_answer_and_where_the_table_is(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.config.max_position_embeddings = 512
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    facts = tmp_path / "facts.jsonl"
+    rows = [{"subject": f"Town {i}", "relation": "country", "answers": ["Italy"]} for i in range(5)]
+    facts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out"
+    asked = ("knowledge", f"tiny={tmp_path / 'model'}", "--facts", facts, "--out", out)
+    code, text = run_command(*asked)
+    assert code == 0, text
+    assert "Of these 5 facts tiny knows 0.0%" in text.replace("\n", " ")
+    assert str(out / "table.md") in text
+    assert run_command(*asked)[0] == 0
+    facts.write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
+    code, text = run_command("knowledge", f"tiny={tmp_path / 'model'}", "--facts", facts, "--out", tmp_path / "few")
+    assert code == 2
+    assert "relation with fewer than five subjects" in text.replace("\n", " ")
+    assert "Traceback" not in text

@@ -12,6 +12,7 @@ from attnbalance.errors import DataError
 from attnbalance.finetuning.ranking import rank_facts, score_prompts
 from attnbalance.finetuning.splits import split_facts
 from attnbalance.models.bridge import bridge_of
+from attnbalance.readings import knowledge as knowledge_module
 from attnbalance.readings.answer_tokens import make_answer_tokens
 from attnbalance.readings.salience import read_value_salience
 
@@ -61,6 +62,21 @@ def test_relevance_of_one_fact_is_that_among_the_others_it_is_told_from(model):
         alone = score_prompts(prompts[:1], "relevance", model, among=others)
         assert alone == [pytest.approx(together, rel=1e-4)]  # float32, another batch
     assert together != pytest.approx(score_prompts([*prompts[:2]], "relevance", model)[0], rel=1e-2)
+
+
+def test_slick_puts_what_the_model_answers_before_what_it_does_not(model, monkeypatch):
+    known = {fact.subject for fact in FACTS.facts[::2]}
+
+    def answer(hooked, prompts, *, sampling, **how):
+        """Every second fact is answered; of the rest, one is sampled."""
+        sampled = {"Subject 1"} if sampling else set()
+        return [p.fact.answer if p.fact.subject in known | sampled else "" for p in prompts]
+
+    monkeypatch.setattr(knowledge_module, "generate", answer)
+    scores = rank_facts(FACTS, "slick", model)
+    assert scores == [1.0 if i % 2 == 0 else 0.05 if i == 1 else 0.0 for i in range(12)]
+    top = split_facts(FACTS, "top", scores=scores)
+    assert {fact.subject for fact in (*top.train, *top.validation)} <= known
 
 
 def test_a_split_by_scores_takes_the_half_with_the_higher_ones():

@@ -1,0 +1,298 @@
+"""Knowledge: which facts a model can give, asked in several forms, and how surely (SLiCK's four categories)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+
+from transformers import PreTrainedTokenizerBase
+
+from attnbalance.arguments import expects
+from attnbalance.data.batches import check_lengths
+from attnbalance.data.forms import FEW_SHOT, FORMS, in_form
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import Prompt, make_prompts
+from attnbalance.data.tokens import as_chat
+from attnbalance.errors import DataError, ModelError
+from attnbalance.files.outputs import read_saved, write_saved
+from attnbalance.models.generate import Sampling, generate
+from attnbalance.models.hooked import HookedModel
+from attnbalance.readings.recall import answer_budgets, score
+from attnbalance.readings.scoring import WHOLE_WORDS, check_scoring, is_match
+from attnbalance.statistics.intervals import Interval
+from attnbalance.statistics.shares import share_interval
+
+CATEGORIES = ("HighlyKnown", "MaybeKnown", "WeaklyKnown", "Unknown")
+"""SLiCK's categories of facts, best known first (Gekhman et al. 2024, Section 3)."""
+
+CHAT = "chat"
+"""The form that puts the question into the model's chat template."""
+
+ALL_FORMS = (*FORMS, CHAT)
+
+CHAT_TOKENS = 32
+"""Least number of tokens generated for an answer in a chat, which is often a sentence."""
+
+DRAWS, SAMPLES, TEMPERATURE = 10, 16, 0.5
+"""Draws of examples, sampled answers to each few-shot question, and their temperature (Gekhman et al. 2024)."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """A model's answers to questions about facts, in every form, and how surely it gives the right one.
+
+    Attributes:
+        prompts: The question about each fact.
+        outputs: For each form, the greedy answer about each fact.
+        right: For each form, whether that answer is right.
+        greedy: For each fact, the share of right greedy answers over `DRAWS` draws of shots, from 0 to 1.
+        sampled: For each fact, whether any sampled answer is right. False where a greedy answer is: none is sampled,
+            since it would not change the category.
+        chance: The control of `greedy`: the share of the same answers that are right about another fact of the
+            relation, drawn at random. Answers that have nothing to do with the subject are as often right about it.
+    """
+
+    prompts: tuple[Prompt, ...]
+    outputs: Mapping[str, tuple[str, ...]]
+    right: Mapping[str, tuple[bool, ...]]
+    greedy: tuple[float, ...]
+    sampled: tuple[bool, ...]
+    chance: tuple[float, ...]
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Each fact's category, one of `CATEGORIES`.
+
+        HighlyKnown: all greedy answers are right. MaybeKnown: some are. WeaklyKnown: none is, but a sampled answer is.
+        Unknown: no answer is right. None of them excludes guessing: one answer to everything makes all facts with that
+        answer HighlyKnown, and where few answers are possible, 160 samples make most facts WeaklyKnown. Compare with
+        `by_chance`.
+        """
+        pairs = zip(self.greedy, self.sampled, strict=True)
+        return tuple(CATEGORIES[0 if share == 1 else 1 if share else 2 if hit else 3] for share, hit in pairs)
+
+    @property
+    def scores(self) -> tuple[float, ...]:
+        """How surely each fact is known, from 0 to 1: the share of right greedy answers, or a little where it is 0."""
+        return tuple(share or 0.5 * hit / DRAWS for share, hit in zip(self.greedy, self.sampled, strict=True))
+
+    def known(self) -> Interval:
+        """The share of facts that are HighlyKnown or MaybeKnown, with its 95% interval clustered by subject.
+
+        Departure: Gekhman et al. count WeaklyKnown facts as known as well.
+        """
+        return self._share([share > 0 for share in self.greedy])
+
+    def by_chance(self) -> Interval:
+        """The control of `known`: the share of facts with a greedy answer that is right about another fact."""
+        return self._share([share > 0 for share in self.chance])
+
+    def accuracy(self, form: str) -> Interval:
+        """The share of right answers in a form, with its 95% interval clustered by subject."""
+        if form not in self.right:
+            raise DataError(f"the model was asked as {', '.join(self.right)}, not as {form!r}")
+        return self._share(self.right[form])
+
+    def of_relation(self, relation: str) -> Knowledge:
+        """What is known of one relation; raises `DataError` for an unknown one."""
+        indices = [i for i, prompt in enumerate(self.prompts) if prompt.fact.relation == relation]
+        if not indices:
+            raise DataError(f"no facts of relation {relation!r}; there are {', '.join(self.relations)}")
+        return self.at(indices)
+
+    def at(self, indices: Sequence[int]) -> Knowledge:
+        """What is known of the facts at some indices."""
+        return Knowledge(
+            tuple(self.prompts[i] for i in indices),
+            {form: tuple(texts[i] for i in indices) for form, texts in self.outputs.items()},
+            {form: tuple(column[i] for i in indices) for form, column in self.right.items()},
+            tuple(self.greedy[i] for i in indices),
+            tuple(self.sampled[i] for i in indices),
+            tuple(self.chance[i] for i in indices),
+        )
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """The facts' relations, in order of their first fact."""
+        return tuple(dict.fromkeys(prompt.fact.relation for prompt in self.prompts))
+
+    def best_form(self) -> str:
+        """The form with the most right answers; of equally good ones, the first of `ALL_FORMS`.
+
+        It is chosen on these facts: measure what it is worth on others.
+        """
+        return max(self.right, key=lambda form: sum(self.right[form]))
+
+    def by_popularity(self) -> list[Knowledge]:
+        """The facts of known popularity in fifths, most popular first (see `Recall.quintiles`)."""
+        return [self.at(part) for part in score(self.prompts, self.outputs[FEW_SHOT], {}).quintiles()]
+
+    def constant(self) -> float:
+        """The share of facts whose first answer is their relation's most frequent one: right without any knowledge."""
+        answers = [Counter(p.fact.answer for p in self.of_relation(r).prompts) for r in self.relations]
+        return sum(counts.most_common(1)[0][1] for counts in answers) / len(self.prompts)
+
+    def _share(self, hits: Sequence[bool]) -> Interval:
+        return share_interval(list(hits), [prompt.fact.subject for prompt in self.prompts])
+
+
+@expects(model=HookedModel, prompts=[Prompt], forms=[str], work=(Path, NoneType))
+def knowledge(
+    model: HookedModel,
+    prompts: Sequence[Prompt],
+    *,
+    forms: Sequence[str] = ALL_FORMS,
+    scoring: str = WHOLE_WORDS,
+    batch_size: int = 64,
+    seed: int = 0,
+    work: Path | None = None,
+    progress: bool = False,
+) -> Knowledge:
+    """Ask a model about facts in every form, and sort the facts by how surely it knows them (SLiCK).
+
+    The forms are those of `FORMS` (statement, question, and both after `SHOTS` answered ones of the relation), and the
+    plain question in the model's chat template, if it has one. The categories take the few-shot question with `DRAWS`
+    random draws of examples: one greedy answer to each and, where none is right, `SAMPLES` answers to each, sampled at
+    `TEMPERATURE` (Gekhman et al. 2024, Section 3). Few-shot answers end with their line.
+
+    Departures: examples come from the given facts, not from a training set apart, and all questions of a relation share
+    a draw (with five subjects all draws hold the same examples, in other orders); an answer is right as `is_match`
+    says, not by exact match; tokens are sampled from the whole distribution; sampling ends after the first draw with a
+    right answer, which decides the category.
+
+    Raises `DataError` for a relation with fewer than five subjects, prompts that are rendered chats, and an unknown
+    form or scoring; `BadRowsError` for prompts that are longer than the model's positions.
+
+    Args:
+        model: The model to ask.
+        prompts: The question about each fact.
+        forms: Which of `ALL_FORMS` to ask in; the few-shot question is always asked.
+        scoring: What makes an answer right, one of `SCORINGS`.
+        batch_size: Prompts in a batch.
+        seed: Seed of the examples and the samples.
+        work: A folder that keeps the answers of each pass, so that a killed run resumes; none: they are not kept.
+        progress: Whether to show a progress bar for each pass.
+    """
+    check_scoring(scoring)
+    ask = _Asking(model, scoring, batch_size, work, progress)
+    asked = passes(prompts, model.tokenizer, forms, seed)
+    answers = {name: ask.greedily(name, of) for name, of in asked.items()}
+    outputs = {name: texts for name, texts in answers.items() if name in ALL_FORMS}
+    draws = [name for name in asked if name == FEW_SHOT or name not in ALL_FORMS]
+    greedy, chance = (
+        tuple(sum(hits) / DRAWS for hits in zip(*(ask.right(facts, answers[name]) for name in draws), strict=True))
+        for facts in (prompts, _others(prompts, seed))
+    )
+    sampled = [False] * len(prompts)
+    for draw, name in enumerate(draws):
+        left = [i for i, share in enumerate(greedy) if not share and not sampled[i]]
+        hits = ask.sampled(f"samples {draw}", [asked[name][i] for i in left], DRAWS * seed + draw)
+        for i, hit in zip(left, hits, strict=True):
+            sampled[i] = hit
+    right = {form: ask.right(prompts, texts) for form, texts in outputs.items()}
+    return Knowledge(tuple(prompts), outputs, right, greedy, tuple(sampled), chance)
+
+
+def passes(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, forms: Sequence[str] = ALL_FORMS, seed: int = 0
+) -> dict[str, Sequence[Prompt]]:
+    """The prompts of each greedy pass of `knowledge`, by form, and by "draw N" for the further draws of examples.
+
+    The chat is left out for a tokenizer without a chat template and, with a warning, for a template that refuses.
+    """
+    unknown = [form for form in forms if form not in ALL_FORMS]
+    if unknown:
+        raise DataError(f"no form {unknown[0]!r}; there are {', '.join(ALL_FORMS)}")
+    asked: dict[str, Sequence[Prompt]] = {
+        form: in_form(form, prompts, DRAWS * seed) for form in FORMS if form in forms or form == FEW_SHOT
+    }
+    if CHAT in forms and tokenizer.chat_template:
+        try:
+            asked[CHAT] = as_chat(make_prompts([prompt.fact for prompt in prompts], "plain"), tokenizer)
+        except ModelError as error:
+            warnings.warn(f"the model is not asked in a chat: {error}", stacklevel=3)
+    return asked | {f"draw {draw}": in_form(FEW_SHOT, prompts, DRAWS * seed + draw) for draw in range(1, DRAWS)}
+
+
+def check_passes(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, positions: int | None) -> None:
+    """Raise `BadRowsError` for facts that some pass of `knowledge` could not ask within the model's positions."""
+    for name, asked in passes(prompts, tokenizer).items():
+        encoded = PromptSet.of(asked, tokenizer)
+        check_lengths(encoded.encodings, positions, extra=_token_budgets(name, encoded))
+
+
+def _token_budgets(name: str, asked: PromptSet) -> list[int]:
+    """Tokens to generate for each prompt of a pass."""
+    return [max(CHAT_TOKENS if name == CHAT else 0, budget) for budget in answer_budgets(asked)]
+
+
+def _others(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
+    """For each prompt, one of its relation about another subject if there is one, drawn at random."""
+    rng, others = random.Random(seed), list(prompts)  # noqa: S311
+    for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
+        order = [i for i, prompt in enumerate(prompts) if prompt.fact.relation == relation]
+        rng.shuffle(order)
+        for place, i in enumerate(order):
+            after = [prompts[j] for j in (*order[place + 1 :], *order[:place])]
+            others[i] = next((p for p in after if p.fact.subject != prompts[i].fact.subject), prompts[i])
+    return others
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """How a model is asked in each pass."""
+
+    model: HookedModel
+    scoring: str
+    batch_size: int
+    work: Path | None
+    progress: bool
+
+    def greedily(self, name: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:
+        """The greedy answer to each prompt, kept under the pass's name."""
+        return tuple(self._kept(name, PromptSet.of(prompts, self.model.tokenizer), None))
+
+    def sampled(self, name: str, prompts: Sequence[Prompt], seed: int) -> list[bool]:
+        """Whether any of `SAMPLES` sampled answers to each prompt is right."""
+        if not prompts:
+            return []
+        repeated = PromptSet.of(prompts, self.model.tokenizer).at(
+            [i for i in range(len(prompts)) for _ in range(SAMPLES)]
+        )
+        hits = self.right(repeated, self._kept(name, repeated, Sampling(TEMPERATURE, seed)))
+        return [any(hits[start : start + SAMPLES]) for start in range(0, len(hits), SAMPLES)]
+
+    def right(self, prompts: Sequence[Prompt], outputs: Sequence[str]) -> tuple[bool, ...]:
+        """Whether each output holds an accepted answer."""
+        pairs = zip(prompts, outputs, strict=True)
+        return tuple(is_match(output, prompt.fact.answers, self.scoring) for prompt, output in pairs)
+
+    def _kept(self, name: str, prompts: PromptSet, sampling: Sampling | None) -> list[str]:
+        """The answers of a pass: those that an earlier run kept, if it asked the same model the same."""
+        if self.work is None:
+            return self._answers(name, prompts, sampling)
+        asked = json.dumps([self.model.name, [prompt.text for prompt in prompts], str(sampling)])
+        key, file = hashlib.sha256(asked.encode()).hexdigest(), self.work / f"{name}.json"
+        saved = read_saved(file)
+        if saved.get("asked") != key:
+            saved = {"asked": key, "outputs": self._answers(name, prompts, sampling)}
+            write_saved(file, saved)
+        return saved["outputs"]
+
+    def _answers(self, name: str, prompts: PromptSet, sampling: Sampling | None) -> list[str]:
+        return generate(
+            self.model,
+            prompts,
+            max_new_tokens=_token_budgets(name, prompts),
+            batch_size=self.batch_size,
+            sampling=sampling,
+            first_line=name not in ("question", "statement", CHAT),
+            progress=self.progress,
+        )

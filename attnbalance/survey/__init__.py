@@ -1,0 +1,1 @@
+"""`knowledge`: which facts models know, and how surely."""

@@ -1,0 +1,136 @@
+"""`attnbalance knowledge`: which facts models know, in every form of asking, and how surely."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, results_config
+from attnbalance.comparison.usable_prompts import usable_prompts, without_bad
+from attnbalance.data.facts import FactSet
+from attnbalance.data.forms import too_few_subjects
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import Prompt
+from attnbalance.errors import BadRowsError, DataError
+from attnbalance.files.outputs import as_folder, replacing, write_json, write_json_lines, write_text
+from attnbalance.files.result_folder import ResultFolder
+from attnbalance.models.load import load_limits
+from attnbalance.readings.knowledge import Knowledge, check_passes, knowledge
+from attnbalance.report.figures import save
+from attnbalance.survey.figures import draw_knowledge
+from attnbalance.survey.tables import answer, as_json, table
+
+KIND = "knowledge"
+
+
+def compare_knowledge(
+    specs: Sequence[ModelSpec],
+    facts: FactSet,
+    settings: MeasureSettings,
+    out: str | Path,
+    *,
+    skip_bad: bool = False,
+    command: str = "",
+    progress: bool = False,
+) -> str:
+    """Ask each model about the facts in every form (see `knowledge`), write the folder `out`; returns the answer.
+
+    Writes table.md and knowledge.json (by relation: right answers in each form, categories, the best form),
+    knowledge.png, and facts.jsonl (each model's category and answers, fact by fact). A killed run resumes.
+    A folder that is finished with the same settings, facts and weights is left as it is. Raises `AttnBalanceError` for
+    facts, models and folders that cannot be used.
+
+    specs: the models.
+    facts: what to ask about: at least five subjects of each relation.
+    settings: how models are asked; `chat` must be False, since the chat is one of the forms.
+    out: the folder to write.
+    skip_bad: drop facts that cannot be asked, and relations with too few subjects, instead of raising.
+    command: the command line that the results name.
+    progress: show progress bars.
+    """
+    out = as_folder(out)
+    if not specs or settings.chat:
+        raise DataError(
+            f"expected at least one LABEL=MODEL to ask, and no chat (it is one of the forms); got {len(specs)} models "
+            f"and chat={settings.chat}"
+        )
+    results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad), command)
+    if not results.is_finished():
+        prompts, dropped = _usable(facts, specs, settings, skip_bad)
+        with results.working() as work:
+            measured = {
+                spec.label: _ask(spec, prompts, settings, work / f"model {i}", progress) for i, spec in enumerate(specs)
+            }
+            words = " ".join(answer(label, known) for label, known in measured.items())
+            with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:
+                _write(measured, folder)
+    return results.close()
+
+
+def _usable(
+    facts: FactSet, specs: Sequence[ModelSpec], settings: MeasureSettings, skip_bad: bool
+) -> tuple[Sequence[Prompt], dict[str, int]]:
+    """The prompts that every model can be asked in every form, and the number of facts dropped, by reason."""
+    limits = [load_limits(spec.model, settings.tokenizer, settings.trust_remote_code, spec.adapter) for spec in specs]
+
+    def make(kept: FactSet) -> Sequence[Prompt]:
+        prompts, _ = usable_prompts(kept, specs, settings, skip_bad=False)
+        relations = too_few_subjects(kept)
+        bad = [(i, f"relation {fact.relation!r}") for i, fact in enumerate(kept) if fact.relation in relations]
+        if bad:
+            raise BadRowsError(
+                "facts are of a relation with fewer than five subjects, too few for few-shot",
+                bad,
+                len(kept),
+                "add facts, or drop and count them (`skip_bad=True`)",
+            )
+        for tokenizer, positions in limits:
+            check_passes(prompts, tokenizer, positions)
+        return prompts
+
+    return without_bad(facts, make, skip_bad)
+
+
+def _ask(
+    spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings, work: Path, progress: bool
+) -> Knowledge:
+    """What one model knows; the answers of each pass are kept in the folder `work`."""
+    model = load_spec(spec, settings)
+    work.mkdir(exist_ok=True)
+    known = knowledge(
+        model,
+        PromptSet.of(prompts, model.tokenizer),
+        scoring=settings.scoring,
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        work=work,
+        progress=progress,
+    )
+    del model
+    gc.collect()
+    return known
+
+
+def _write(measured: dict[str, Knowledge], folder: Path) -> None:
+    write_json(folder / "knowledge.json", {label: as_json(known) for label, known in measured.items()})
+    write_text(folder / "table.md", table(measured))
+    write_json_lines(
+        folder / "facts.jsonl", (line for label, known in measured.items() for line in _lines(label, known))
+    )
+    with replacing(folder / "knowledge.png") as temporary:
+        save(draw_knowledge(measured), temporary, format="png", dpi=150)
+
+
+def _lines(label: str, known: Knowledge) -> list[dict[str, object]]:
+    """What is known of each fact, as lines of facts.jsonl."""
+    return [
+        {"model": label, "prompt_id": prompt.prompt_id}
+        | prompt.fact.as_dict()
+        | {"category": category, "greedy": greedy, "sampled": sampled, "chance": known.chance[i]}
+        | {"right": {form: column[i] for form, column in known.right.items()}}
+        | {"outputs": {form: texts[i] for form, texts in known.outputs.items()}}
+        for i, (prompt, category, greedy, sampled) in enumerate(
+            zip(known.prompts, known.categories, known.greedy, known.sampled, strict=True)
+        )
+    ]

@@ -1,0 +1,104 @@
+"""`attnbalance knowledge`, end to end on a tiny model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from base_oracle import SPORTS, TOWNS
+from tiny import tiny_model, tiny_tokenizer
+
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec
+from attnbalance.data.facts import FactSet
+from attnbalance.errors import BadRowsError, DataError
+from attnbalance.readings import knowledge as reading
+from attnbalance.readings.knowledge import CATEGORIES
+from attnbalance.survey.compare_knowledge import compare_knowledge
+
+HOW = MeasureSettings(template="plain", recall=True, batch_size=32)
+FACTS = FactSet((*TOWNS, *SPORTS[:5]))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with room for few-shot headers."""
+    path = tmp_path_factory.mktemp("long") / "model"
+    model = tiny_model("llama")
+    model.config.max_position_embeddings = 512
+    model.save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "DRAWS", 2)
+    monkeypatch.setattr(reading, "SAMPLES", 2)
+
+
+def test_the_folder_holds_the_table_the_numbers_and_every_fact(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    specs = [ModelSpec("a", str(folder)), ModelSpec("b/..", str(folder))]
+    answer = compare_knowledge(specs, FACTS, HOW, out)
+    assert answer.startswith(f"Of these {len(FACTS)} facts a knows ")
+    assert f" Of these {len(FACTS)} facts b/.. knows " in answer
+    names = {path.name for path in out.iterdir()}
+    assert {"table.md", "knowledge.json", "knowledge.png", "facts.jsonl", "attnbalance.json"} <= names
+    lines = [json.loads(line) for line in (out / "facts.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * len(FACTS)
+    half = len(FACTS)
+    for a, b in zip(lines[:half], lines[half:], strict=True):  # the same model under two labels
+        assert a | {"model": ""} == b | {"model": ""}
+    numbers = json.loads((out / "knowledge.json").read_text())["a"]
+    counted = [sum(line["category"] == name for line in lines[:half]) for name in CATEGORIES]
+    assert list(numbers["all"]["categories"].values()) == counted
+    assert compare_knowledge(specs, FACTS, HOW, out) == answer
+
+
+def test_a_killed_run_does_not_ask_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, calls = reading.generate, []
+
+    def counted(*asked: object, **how: object) -> list[str]:
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return generate(*asked, **how)  # pyright: ignore[reportArgumentType]
+
+    monkeypatch.setattr(reading, "generate", counted)
+    with pytest.raises(KeyboardInterrupt):
+        compare_knowledge([ModelSpec("a", str(folder))], FACTS, HOW, tmp_path / "out")
+    monkeypatch.setattr(reading, "generate", lambda *asked, **how: calls.append(1) or generate(*asked, **how))
+    compare_knowledge([ModelSpec("a", str(folder))], FACTS, HOW, tmp_path / "out")
+    killed = len(calls)
+    calls.clear()
+    compare_knowledge([ModelSpec("a", str(folder))], FACTS, HOW, tmp_path / "whole")
+    assert len(calls) == killed
+
+
+def test_relations_with_too_few_subjects_are_refused_or_dropped_and_counted(folder: Path, tmp_path: Path) -> None:
+    facts = FactSet((*TOWNS, *SPORTS[:4]))
+    with pytest.raises(BadRowsError, match="relation with fewer than five subjects"):
+        compare_knowledge([ModelSpec("a", str(folder))], facts, HOW, tmp_path / "out")
+    answer = compare_knowledge([ModelSpec("a", str(folder))], facts, HOW, tmp_path / "out", skip_bad=True)
+    assert answer.startswith(f"Of these {len(TOWNS)} facts")
+    dropped = json.loads((tmp_path / "out/attnbalance.json").read_text())["dropped"]
+    assert list(dropped.values()) == [4]
+
+
+def test_facts_too_long_for_a_form_are_refused_or_dropped_before_anything_is_asked(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "generate", lambda *asked, **how: pytest.fail("a model was asked"))
+    long = replace(TOWNS[0], subject="Ab" * 220, question=None)  # fits alone, and not after four examples
+    facts = FactSet((*TOWNS, long))
+    with pytest.raises(BadRowsError, match="prompts are longer than the model's 512 positions") as caught:
+        compare_knowledge([ModelSpec("a", str(folder))], facts, HOW, tmp_path / "out")
+    assert len(TOWNS) in caught.value.indices
+
+
+def test_no_model_and_a_chat_are_refused(folder: Path, tmp_path: Path) -> None:
+    for specs, how in (([], HOW), ([ModelSpec("a", str(folder))], MeasureSettings(chat=True))):
+        with pytest.raises(DataError, match=r"expected at least one LABEL=MODEL to ask, and no chat"):
+            compare_knowledge(specs, FACTS, how, tmp_path / "out")
