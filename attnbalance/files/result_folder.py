@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnbalance.errors import OutputError
 from attnbalance.files.outputs import MARKER, check_saved, provenance, read_json, replacing, write_json
-from attnbalance.files.seals import hash_file
+from attnbalance.files.seals import check_files, hash_files
 from attnbalance.files.work import HOLDER, LOCK, close_work, in_place, is_finished, locked, working
 
 OURS = (MARKER, LOCK, HOLDER)
@@ -50,12 +50,7 @@ class ResultFolder:
             return False
         marker = read_json(self.path / MARKER)
         check_saved(self.path / MARKER, {"files_sha256": {}} | marker, self.path, files_sha256=dict)
-        problems = [self._problem(name, hashed) for name, hashed in marker.get("files_sha256", {}).items()]
-        if any(problems):
-            raise OutputError(
-                f"{self.path} must hold the files as they were written, but {', '.join(filter(None, problems))}; "
-                "restore them, or remove that folder, or name a new one, and run the command again"
-            )
+        check_files(self.path, marker.get("files_sha256", {}))
         return "answer" in marker
 
     @contextmanager
@@ -93,16 +88,8 @@ class ResultFolder:
         holds the hashes of the files beside it.
         """
         about = {"kind": self.kind, "config": dict(self.config), "answer": answer, "command": self.command}
-        files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in OURS)
-        hashes = {path.name: hash_file(path) for path in files}
+        hashes = hash_files(folder, but=OURS)
         write_json(folder / MARKER, about | {"dropped": dict(dropped), "files_sha256": hashes} | provenance())
-
-    def _problem(self, name: str, hashed: str) -> str | None:
-        """What is wrong with a file of the folder, in words; None if nothing is."""
-        path = self.path / name
-        if not path.is_file():
-            return f"{name} is gone"
-        return None if hash_file(path) == hashed else f"{name} was changed"
 
     def answer(self) -> str:
         """The answer of a finished folder."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 
+from attnbalance.errors import OutputError
 from attnbalance.files.outputs import read_json, write_json
 
 SEAL = "complete"
@@ -26,6 +28,26 @@ def hash_file(path: Path) -> str:
             stream.seek(page * size // 64)
             digest.update(stream.read(4096))
         return digest.hexdigest()
+
+
+def hash_files(folder: Path, but: Collection[str]) -> dict[str, str]:
+    """The hash of each file that lies in a folder itself, by name, without some names."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name not in but)
+    return {path.name: hash_file(path) for path in files}
+
+
+def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
+    """Raise `OutputError` for files of a folder that are gone or no longer have these hashes, naming them."""
+    problems = [
+        f"{name} was changed" if (folder / name).is_file() else f"{name} is gone"
+        for name, hashed in hashes.items()
+        if not (folder / name).is_file() or hash_file(folder / name) != hashed
+    ]
+    if problems:
+        raise OutputError(
+            f"{folder} must hold the files as they were written, but {', '.join(problems)}; restore them, or remove "
+            "that folder, or name a new one, and run the command again"
+        )
 
 
 def seal(folder: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
-from attnbalance.files.outputs import as_folder
+from attnbalance.files.outputs import MARKER, as_folder, check_saved, read_json
+from attnbalance.files.seals import check_files
 from attnbalance.files.work import close_work, is_finished
 from attnbalance.finetuning.runs import KIND, Run, load_run
 from attnbalance.finetuning.settings import FinetuneSettings
@@ -35,7 +36,7 @@ def finetune(
     A folder that is finished with the same settings is returned at once. A killed run is resumed; after an interrupt
     its checkpoints so far are usable models (the error names the newest). Raises `ModelError` for a model that cannot
     be loaded and a non-finite loss or gradient, `DataError` for facts or settings that cannot be used, `OutputError`
-    for a folder that holds something else.
+    for a folder that holds something else, or a finished run of which a file was changed.
 
     Args:
         model: A local model folder, GGUF file or Hub id.
@@ -52,7 +53,11 @@ def finetune(
         "facts_sha256": {part: getattr(split, part).sha256 for part in ("train", "validation", "heldout")},
         **settings.record(),
     }
-    if not is_finished(out, KIND, config):
+    if is_finished(out, KIND, config):
+        record = {"files_sha256": {}} | read_json(out / MARKER)
+        check_saved(out / MARKER, record, out, files_sha256=dict)
+        check_files(out, record["files_sha256"])
+    else:
         from attnbalance.finetuning.finetune_model import finetune_model  # takes torch
 
         finetune_model(base, split, out, settings, config, progress=progress)

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from attnbalance.data.prompts import as_template
 from attnbalance.files.outputs import MARKER, provenance, replacing, write_json, write_json_lines
+from attnbalance.files.seals import hash_files
 from attnbalance.files.work import is_finished
 from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, written
 from attnbalance.finetuning.curriculum import order
@@ -188,7 +189,8 @@ def _finish(
             write_json_lines(folder / name, (fact.as_dict() for fact in facts))
         write_json(folder / TRAJECTORY, {"trajectory": list(validations)})
         history = [[step, loss] for step, loss in losses.items()]
-        write_json(folder / MARKER, {"kind": KIND, "best_step": best, "validation_loss": history, **about})
+        record = {"kind": KIND, "best_step": best, "validation_loss": history, **about}
+        write_json(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})
 
 
 def _about(split: Split) -> dict[str, object]:

@@ -41,6 +41,20 @@ def test_what_a_process_killed_at_the_very_end_left_is_cleared(llama, tmp_path):
     assert not left.exists()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "heldout.jsonl", "trajectory.json"])
+def test_a_finished_run_of_which_a_file_was_changed_is_refused_by_its_name(name, llama, tmp_path):
+    run = finetune(llama, SPLIT, tmp_path / "run", short())
+    content = (run.path / name).read_bytes()
+    (run.path / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(OutputError, match=f"{name} was changed; restore"):
+        finetune(llama, SPLIT, tmp_path / "run", short())
+    (run.path / name).unlink()
+    with pytest.raises(OutputError, match=f"{name} is gone; restore"):
+        finetune(llama, SPLIT, tmp_path / "run", short())
+    (run.path / name).write_bytes(content)
+    assert finetune(llama, SPLIT, tmp_path / "run", short()) == run
+
+
 def test_a_folder_made_with_other_settings_is_refused(llama, tmp_path):
     finetune(llama, SPLIT, tmp_path / "run", short())
     with pytest.raises(OutputError, match="seed is 0 there, 1 here"):
