@@ -24,7 +24,7 @@ KINDS: dict[str, Kind] = {
     "best_step": int,
     "base_loss": (float, NoneType),
     "trained": str,
-    "base_completes": {str: float},
+    "base_completes": dict,
     "learns_answers": bool,
 }
 """What the `attnbalance.json` of a run holds, by name."""
@@ -103,6 +103,7 @@ def load_run(path: str | Path) -> Run:
     marker = {"trained": "", "base_completes": {}, "learns_answers": True, "base_loss": None} | marker
     check_saved(path / MARKER, marker, path, **KINDS)
     check_saved(path / MARKER, marker["shortcuts"], path, **{relation: [str] for relation in marker["shortcuts"]})
+    check_saved(path / MARKER, marker["base_completes"], path, **dict.fromkeys(marker["base_completes"], float))
     return Run(
         path=path,
         base=marker["base"],

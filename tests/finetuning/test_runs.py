@@ -52,7 +52,7 @@ def test_losses_without_the_best_steps_are_refused(tmp_path: Path, changed: dict
 
 def test_shares_completed_are_numbers(tmp_path: Path) -> None:
     write_json(tmp_path / MARKER, RECORD | {"base_completes": {"statement": "x"}})
-    with pytest.raises(OutputError, match="'base_completes' must be a mapping from str to float"):
+    with pytest.raises(OutputError, match="'statement' must be float, got 'x'"):
         load_run(tmp_path)
 
 
