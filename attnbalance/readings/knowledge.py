@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
 from attnbalance.data.batches import check_lengths
+from attnbalance.data.facts import FactSet
 from attnbalance.data.forms import FEW_SHOT, FORMS, in_form
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, make_prompts
 from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError, ModelError
 from attnbalance.files.outputs import read_saved, write_saved
+from attnbalance.models.fingerprint import fingerprint
 from attnbalance.models.generate import Sampling, generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.recall import answer_budgets, score
@@ -84,10 +85,7 @@ class Knowledge:
         return tuple(share or 0.5 * hit / DRAWS for share, hit in zip(self.greedy, self.sampled, strict=True))
 
     def known(self) -> Interval:
-        """The share of facts that are HighlyKnown or MaybeKnown, with its 95% interval clustered by subject.
-
-        Departure: Gekhman et al. count WeaklyKnown facts as known as well.
-        """
+        """The share of facts that are HighlyKnown or MaybeKnown (Gekhman et al. also count WeaklyKnown as known)."""
         return self._share([share > 0 for share in self.greedy])
 
     def by_chance(self) -> Interval:
@@ -124,10 +122,7 @@ class Knowledge:
         return tuple(dict.fromkeys(prompt.fact.relation for prompt in self.prompts))
 
     def best_form(self) -> str:
-        """The form with the most right answers; of equally good ones, the first of `ALL_FORMS`.
-
-        It is chosen on these facts: measure what it is worth on others.
-        """
+        """The form with the most right answers on these facts; of equally good ones, the first of `ALL_FORMS`."""
         return max(self.right, key=lambda form: sum(self.right[form]))
 
     def by_popularity(self) -> list[Knowledge]:
@@ -135,9 +130,10 @@ class Knowledge:
         return [self.at(part) for part in score(self.prompts, self.outputs[FEW_SHOT], {}).quintiles()]
 
     def constant(self) -> float:
-        """The share of facts whose first answer is their relation's most frequent one: right without any knowledge."""
-        answers = [Counter(p.fact.answer for p in self.of_relation(r).prompts) for r in self.relations]
-        return sum(counts.most_common(1)[0][1] for counts in answers) / len(self.prompts)
+        """The share of facts that accept their relation's most frequent answer: right without any knowledge."""
+        facts = [prompt.fact for prompt in self.prompts]
+        frequent = FactSet(tuple(facts)).most_frequent_answers()
+        return sum(is_match(frequent[fact.relation][0], fact.answers) for fact in facts) / len(facts)
 
     def _share(self, hits: Sequence[bool]) -> Interval:
         return share_interval(list(hits), [prompt.fact.subject for prompt in self.prompts])
@@ -181,7 +177,8 @@ def knowledge(
         progress: Whether to show a progress bar for each pass.
     """
     check_scoring(scoring)
-    ask = _Asking(model, scoring, batch_size, work, progress)
+    weights = "" if work is None else json.dumps(fingerprint(model.model), sort_keys=True, default=str)
+    ask = _Asking(model, scoring, batch_size, work, weights, progress)
     asked = passes(prompts, model.tokenizer, forms, seed)
     answers = {name: ask.greedily(name, of) for name, of in asked.items()}
     outputs = {name: texts for name, texts in answers.items() if name in ALL_FORMS}
@@ -221,9 +218,11 @@ def passes(
     return asked | {f"draw {draw}": in_form(FEW_SHOT, prompts, DRAWS * seed + draw) for draw in range(1, DRAWS)}
 
 
-def check_passes(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, positions: int | None) -> None:
+def check_passes(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, positions: int | None, seed: int
+) -> None:
     """Raise `BadRowsError` for facts that some pass of `knowledge` could not ask within the model's positions."""
-    for name, asked in passes(prompts, tokenizer).items():
+    for name, asked in passes(prompts, tokenizer, seed=seed).items():
         encoded = PromptSet.of(asked, tokenizer)
         check_lengths(encoded.encodings, positions, extra=_token_budgets(name, encoded))
 
@@ -253,6 +252,8 @@ class _Asking:
     scoring: str
     batch_size: int
     work: Path | None
+    weights: str
+    """The model's fingerprint, where answers are kept."""
     progress: bool
 
     def greedily(self, name: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:
@@ -275,10 +276,11 @@ class _Asking:
         return tuple(is_match(output, prompt.fact.answers, self.scoring) for prompt, output in pairs)
 
     def _kept(self, name: str, prompts: PromptSet, sampling: Sampling | None) -> list[str]:
-        """The answers of a pass: those that an earlier run kept, if it asked the same model the same."""
+        """The answers of a pass: those that an earlier run kept, if it asked the same weights the same."""
         if self.work is None:
             return self._answers(name, prompts, sampling)
-        asked = json.dumps([self.model.name, [prompt.text for prompt in prompts], str(sampling)])
+        texts, budgets = [prompt.text for prompt in prompts], _token_budgets(name, prompts)
+        asked = json.dumps([self.model.name, self.weights, texts, budgets, str(sampling)])
         key, file = hashlib.sha256(asked.encode()).hexdigest(), self.work / f"{name}.json"
         saved = read_saved(file)
         if saved.get("asked") != key:

@@ -86,7 +86,7 @@ def _usable(
                 "add facts, or drop and count them (`skip_bad=True`)",
             )
         for tokenizer, positions in limits:
-            check_passes(prompts, tokenizer, positions)
+            check_passes(prompts, tokenizer, positions, settings.seed)
         return prompts
 
     return without_bad(facts, make, skip_bad)

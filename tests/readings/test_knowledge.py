@@ -201,6 +201,28 @@ def test_other_prompts_in_the_same_folder_are_asked_anew(script: Script, hooked:
         knowledge(hooked, make_prompts(TOWNS[::-1]), work=tmp_path)
 
 
+def test_other_weights_and_longer_answers_are_asked_anew(script: Script, hooked: HookedModel, tmp_path: Path) -> None:
+    knowledge(hooked, make_prompts(TOWNS), forms=(), work=tmp_path)
+    calls = len(script.calls)
+    knowledge(hooked, make_prompts(TOWNS), forms=(), work=tmp_path)
+    assert len(script.calls) == calls
+    longer = [
+        replace(fact, answers=(*fact.answers, "an answer of many more words than the other one has")) for fact in TOWNS
+    ]
+    knowledge(hooked, make_prompts(longer), forms=(), work=tmp_path)
+    assert len(script.calls) == 2 * calls
+    with torch.no_grad():
+        hooked.model.get_input_embeddings().weight.mul_(2)  # pyright: ignore[reportCallIssue]
+    knowledge(hooked, make_prompts(longer), forms=(), work=tmp_path)
+    assert len(script.calls) == 3 * calls
+
+
+def test_the_constant_answer_is_right_where_it_is_accepted() -> None:
+    facts = [Fact(f"Club {i}", "sport", (name,)) for i, name in enumerate(["football"] * 3)]
+    facts += [Fact("Club 3", "sport", ("soccer", "football")), Fact("Club 4", "sport", ("golf",))]
+    assert made((0.0,) * 5, facts).constant() == 4 / 5
+
+
 def test_without_forms_only_the_few_shot_question_is_asked(script: Script, hooked: HookedModel) -> None:
     known = knowledge(hooked, make_prompts(TOWNS), forms=())
     assert list(known.right) == ["few-shot"]
