@@ -100,6 +100,18 @@ def eager(model: PreTrainedModel) -> PreTrainedModel:
     return twin.eval()
 
 
+def argmax_loop(model: PreTrainedModel, ids: tuple[int, ...], steps: int, stop: int | None = 1) -> list[int]:
+    """The greedy continuation of one prompt: no cache, no padding, no batch."""
+    given = list(ids)
+    for _ in range(steps):
+        with torch.no_grad():
+            token = int(model(torch.tensor([given]), use_cache=False).logits[0, -1].argmax())
+        if token == stop:
+            break
+        given.append(token)
+    return given[len(ids) :]
+
+
 def tiny_lora(base: Module, targets: list[str], seed: int = 1) -> PeftModel:
     """A LoRA adapter with random weights, as after training; peft begins with zeros, which change nothing."""
     from peft import LoraConfig, PeftModel, get_peft_model

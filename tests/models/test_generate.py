@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from tiny import INTERFACE, OUTSIDE, SINKS, VOCABULARY, eager, tiny_model, tiny_prompts, tiny_tokenizer
-from transformers import GenerationConfig, PreTrainedModel
+from tiny import INTERFACE, OUTSIDE, SINKS, VOCABULARY, argmax_loop, eager, tiny_model, tiny_prompts, tiny_tokenizer
+from transformers import GenerationConfig
 
 from attnbalance import Fact, load_model
 from attnbalance.data.prompts import make_prompts
@@ -15,18 +15,6 @@ from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.generate import generate
 
 WARNING = pytest.mark.filterwarnings("ignore:.*is outside")
-
-
-def argmax_loop(model: PreTrainedModel, ids: tuple[int, ...], steps: int, stop: int | None) -> list[int]:
-    """The greedy continuation of one prompt: no cache, no padding, no batch."""
-    given = list(ids)
-    for _ in range(steps):
-        with torch.no_grad():
-            token = int(model(torch.tensor([given]), use_cache=False).logits[0, -1].argmax())
-        if token == stop:
-            break
-        given.append(token)
-    return given[len(ids) :]
 
 
 @WARNING

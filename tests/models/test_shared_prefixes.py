@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import FACTS, INTERFACE, OUTSIDE, SINKS, eager, tiny_model, tiny_tokenizer
+from tiny import FACTS, INTERFACE, OUTSIDE, SINKS, argmax_loop, eager, tiny_model, tiny_tokenizer
 
 from attnbalance import Prompt, load_model
 from attnbalance.data.prompts import make_prompts
@@ -27,17 +27,6 @@ def headed_prompts() -> list[Prompt]:
     texts = [f"{header}{{subject}} is a" for header in HEADERS]
     headed = [prompt for text in texts for prompt in make_prompts(FACTS, text)]
     return [*headed, *make_prompts(FACTS[:1], "{subject} is a")]
-
-
-def argmax_loop(model: torch.nn.Module, ids: tuple[int, ...], steps: int) -> list[int]:
-    given_ids = list(ids)
-    for _ in range(steps):
-        with torch.no_grad():
-            token = int(model(torch.tensor([given_ids]), use_cache=False).logits[0, -1].argmax())
-        if token == 1:
-            break
-        given_ids.append(token)
-    return given_ids[len(ids) :]
 
 
 @WARNING

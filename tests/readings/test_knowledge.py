@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from base_oracle import SPORTS, TOWNS
-from tiny import eager, tiny_model, tiny_tokenizer
+from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer
 
 from attnbalance import Fact, Prompt, load_model
 from attnbalance.data.forms import FORMS, in_form
@@ -138,17 +138,6 @@ def test_answers_are_those_of_a_plain_loop_in_every_form() -> None:
             text = tokenizer.decode(argmax_loop(eager(model), encodings[i].ids, budget), skip_special_tokens=True)
             few_shot = form.startswith("few-shot")
             assert known.outputs[form][i] == (text.partition("\n")[0] if few_shot else text)
-
-
-def argmax_loop(model: torch.nn.Module, ids: tuple[int, ...], steps: int) -> list[int]:
-    given = list(ids)
-    for _ in range(steps):
-        with torch.no_grad():
-            token = int(model(torch.tensor([given]), use_cache=False).logits[0, -1].argmax())
-        if token == 1:
-            break
-        given.append(token)
-    return given[len(ids) :]
 
 
 def made(greedy: Sequence[float], facts: Sequence[Fact]) -> Knowledge:
