@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from typing import Any
 
 from torch.nn import Module
@@ -17,10 +18,12 @@ def merged(model: HookedModel) -> Module:
     """A copy of the transformers model as it computes now; the user's object stays as it is.
 
     Adapters (peft's, or those that transformers itself holds) are merged in float32, and left out if they are
-    switched off. Raises `ModelError` for an adapter that peft cannot merge (such as LoRA biases on layers without).
+    switched off. Raises `ModelError` for an adapter that peft cannot merge (such as LoRA biases on layers without), or
+    that would change another module too (tied embeddings).
     """
-    twin: Any = copy.deepcopy(model.model)
+    _check_tied(model)
     try:
+        twin: Any = copy.deepcopy(model.model)
         if not hasattr(twin, "merge_and_unload"):
             return _without_own_adapters(twin)
         if not twin.get_model_status().enabled:
@@ -37,6 +40,30 @@ def merged_base(model: HookedModel) -> PreTrainedModel:
     """The transformers model with adapters merged: the model itself if it has none, otherwise a copy."""
     base = base_of(model.model)
     return base if base is model.model else base_of(merged(model))
+
+
+def _check_tied(model: HookedModel) -> None:
+    """Raise `ModelError` for an adapter in use on weights that another module shares; peft merges it into both.
+
+    Adapters of single tokens are exempt: they are in both modules.
+    """
+    from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    modules = dict(model.model.named_modules())
+    users = defaultdict[int, list[str]](list)
+    for name, module in modules.items():
+        for parameter in module.parameters(recurse=False):
+            users[id(parameter)].append(name)
+    for name, layer in modules.items():
+        if not isinstance(layer, BaseTunerLayer) or isinstance(layer, TrainableTokensLayer) or layer.disable_adapters:
+            continue
+        tied = [users[id(parameter)] for parameter in layer.get_base_layer().parameters(recurse=False)]
+        if shared := next((names for names in tied if len(names) > 1), None):
+            raise ModelError(
+                f"the adapter of {model.name} must be on weights of one module to be merged, got {name}, whose weights "
+                f"are tied ({' and '.join(shared)}); train it without that module, or untie the base before adding it"
+            )
 
 
 def _without_own_adapters(twin: Any) -> Module:

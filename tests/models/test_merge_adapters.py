@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, TrainableTokensConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tiny import VOCABULARY, tiny_model, tiny_tokenizer
+from uneven import uneven
 
-from attnbalance import load_model
+from attnbalance import load_model, transplant_weights
+from attnbalance.errors import ModelError
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import hook
 
@@ -66,3 +68,45 @@ def test_a_small_adapter_on_a_16_bit_model_is_not_rounded_away(llama_folder: Pat
     delta = (layer.lora_B["default"].weight.float() @ layer.lora_A["default"].weight.float()) * layer.scaling["default"]
     grouped = delta.T.reshape(32, 2, 8).transpose(0, 1).repeat_interleave(2, dim=0)  # kv_head d_model d_head, repeated
     torch.testing.assert_close(found[1], grouped, atol=1e-2 * float(delta.abs().max()), rtol=0)
+
+
+TIED = [
+    ("llama", ["embed_tokens"], False),
+    ("llama", ["lm_head"], True),
+    ("llama", ["embed_tokens", "lm_head"], False),
+    ("gpt2", ["wte"], False),
+]
+"""Family, modules with LoRA, and whether peft is asked to keep them tied."""
+
+
+@pytest.mark.parametrize(("family", "modules", "kept_tied"), TIED)
+def test_an_adapter_on_tied_embeddings_is_refused(family: str, modules: list[str], kept_tied: bool) -> None:
+    config = LoraConfig(r=2, target_modules=modules, init_lora_weights=False, ensure_weight_tying=kept_tied)
+    base = hook(uneven(family, tie_word_embeddings=True), tiny_tokenizer(), "base")
+    adapted = get_peft_model(uneven(family, tie_word_embeddings=True), config)
+    tuned = hook(adapted, tiny_tokenizer(), "tuned")
+    for take_apart in (bridge_of, lambda model: transplant_weights(model, base, ())):
+        with pytest.raises(ModelError, match=rf"adapter of tuned must be on .*, got .*tied .*{modules[0]}"):
+            take_apart(tuned)
+
+
+def test_an_adapter_on_tied_embeddings_that_is_switched_off_is_left_out() -> None:
+    model = uneven("llama", tie_word_embeddings=True)
+    with torch.no_grad():
+        expected = model(IDS).logits[:, -1:]
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False))
+    adapted.base_model.disable_adapter_layers()
+    found, _ = bridge_of(hook(adapted, tiny_tokenizer(), "off")).run(IDS, torch.ones_like(IDS), {})
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_adapters_of_single_tokens_are_merged_into_tied_embeddings() -> None:
+    config = TrainableTokensConfig(target_modules=["embed_tokens"], token_indices=IDS[0].tolist())
+    model = get_peft_model(uneven("llama", tie_word_embeddings=True), config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "trainable_tokens" in name:
+                parameter.add_(torch.ones_like(parameter))
+        expected = model(IDS).logits[:, -1:]
+    found, _ = bridge_of(hook(model, tiny_tokenizer(), "tokens")).run(IDS, torch.ones_like(IDS), {})
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
