@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import MARKER, check_saved, provenance, read_json, replacing, write_json
+from attnbalance.files.outputs import MARKER, provenance, read_json, replacing, write_json
 from attnbalance.files.seals import check_files, hash_files
 from attnbalance.files.work import HOLDER, LOCK, close_work, in_place, is_finished, locked, working
 
@@ -48,10 +48,8 @@ class ResultFolder:
         """
         if not is_finished(self.path, self.kind, self.config):
             return False
-        marker = read_json(self.path / MARKER)
-        check_saved(self.path / MARKER, {"files_sha256": {}} | marker, self.path, files_sha256=dict)
-        check_files(self.path, marker.get("files_sha256", {}))
-        return "answer" in marker
+        check_files(self.path)
+        return "answer" in read_json(self.path / MARKER)
 
     @contextmanager
     def working(self) -> Iterator[Path]:

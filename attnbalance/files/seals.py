@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from fnmatch import fnmatch
 from pathlib import Path
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import read_json, write_json
+from attnbalance.files.outputs import MARKER, check_saved, read_json, write_json
 
 SEAL = "complete"
 """The file that a folder of saved work gets last: the hash of every other file in it."""
@@ -36,11 +36,16 @@ def hash_files(folder: Path, but: Collection[str]) -> dict[str, str]:
     return {path.name: hash_file(path) for path in files}
 
 
-def check_files(folder: Path, hashes: Mapping[str, str]) -> None:
-    """Raise `OutputError` for files of a folder that are gone or no longer have these hashes, naming them."""
+def check_files(folder: Path) -> None:
+    """Raise `OutputError` for files that are gone from a finished folder, or were changed, naming them.
+
+    The folder's attnbalance.json holds the hashes in "files_sha256"; folders of older versions have none.
+    """
+    record = {"files_sha256": {}} | read_json(folder / MARKER)
+    check_saved(folder / MARKER, record, folder, files_sha256=dict)
     problems = [
         f"{name} was changed" if (folder / name).is_file() else f"{name} is gone"
-        for name, hashed in hashes.items()
+        for name, hashed in record["files_sha256"].items()
         if not (folder / name).is_file() or hash_file(folder / name) != hashed
     ]
     if problems:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
-from attnbalance.files.outputs import MARKER, as_folder, check_saved, read_json
+from attnbalance.files.outputs import as_folder
 from attnbalance.files.seals import check_files
 from attnbalance.files.work import close_work, is_finished
 from attnbalance.finetuning.runs import KIND, Run, load_run
@@ -54,9 +54,7 @@ def finetune(
         **settings.record(),
     }
     if is_finished(out, KIND, config):
-        record = {"files_sha256": {}} | read_json(out / MARKER)
-        check_saved(out / MARKER, record, out, files_sha256=dict)
-        check_files(out, record["files_sha256"])
+        check_files(out)
     else:
         from attnbalance.finetuning.finetune_model import finetune_model  # takes torch
 

@@ -12,6 +12,7 @@ from attnbalance.data.prompts import make_prompts
 from attnbalance.data.statements import World
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import MARKER, as_folder, provenance, replacing, write_json
+from attnbalance.files.seals import check_files, hash_files
 from attnbalance.files.work import close_work, is_finished
 from attnbalance.finetuning.checkpoints import copy_for_users, written
 from attnbalance.finetuning.curriculum import check_examples
@@ -85,7 +86,7 @@ def pretrain(
     says how it was made. Loss is on every token of a statement. The words of questions are in the vocabulary but never
     trained. A folder that is finished with the same settings is returned at once; a killed run is resumed. Raises
     `DataError` for an unknown architecture or impossible sizes, `OutputError` for a folder that holds something else,
-    `ModelError` for a non-finite loss.
+    or a finished one of which a file was changed, `ModelError` for a non-finite loss.
 
     Args:
         world: The facts, and how often each is stated.
@@ -100,7 +101,9 @@ def pretrain(
         raise DataError(f"no architecture {architecture!r}; there are {', '.join(ARCHITECTURES)}")
     made_from = {"facts": world.facts.name, "facts_sha256": world.facts.sha256, "power": world.power}
     config = {"world": made_from, "architecture": architecture, "recipe": asdict(recipe), "seed": seed}
-    if not is_finished(out, KIND, config):
+    if is_finished(out, KIND, config):
+        check_files(out)
+    else:
         _pretrain(world, out, architecture, recipe, seed, config, progress)
     close_work(out)
     return out
@@ -134,7 +137,8 @@ def _finish(work: Path, out: Path, config: dict[str, object], log: Sequence[dict
     history = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
     with replacing(out, work) as folder:
         copy_for_users(done[max(done)], folder, link=True)
-        write_json(folder / MARKER, {"kind": KIND, "config": config, "training_loss": history} | provenance())
+        record = {"kind": KIND, "config": config, "training_loss": history, **provenance()}
+        write_json(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})
 
 
 def _collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[str]], dict[str, Tensor]]:

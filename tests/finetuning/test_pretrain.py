@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ import pytest
 from short_runs import TINY, WORLD, Killed, assert_equal_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from attnbalance.errors import DataError
-from attnbalance.files.outputs import MARKER, read_json
+from attnbalance.errors import DataError, OutputError
+from attnbalance.files.outputs import MARKER, read_json, write_json
 from attnbalance.finetuning.pretrain import pretrain
 
 
@@ -49,6 +50,30 @@ def test_a_killed_pretraining_ends_with_the_same_weights(llama, tmp_path, kill_a
             died += 1
     assert died >= (event == "on_step_end")
     assert_equal_weights(llama, tmp_path / "again")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_pretrained_folder_of_which_a_file_was_changed_is_refused_by_its_name(name, llama, tmp_path):
+    out = tmp_path / "base"
+    shutil.copytree(llama, out)
+    content = (out / name).read_bytes()
+    (out / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(OutputError, match=f"{name} was changed; restore"):
+        pretrain(WORLD, out, recipe=TINY)
+    (out / name).unlink()
+    with pytest.raises(OutputError, match=f"{name} is gone; restore"):
+        pretrain(WORLD, out, recipe=TINY)
+    (out / name).write_bytes(content)
+    assert pretrain(WORLD, out, recipe=TINY) == out
+
+
+def test_a_pretrained_folder_of_an_older_version_is_finished(llama, tmp_path):
+    out = tmp_path / "base"
+    shutil.copytree(llama, out)
+    record = read_json(out / MARKER)
+    del record["files_sha256"]
+    write_json(out / MARKER, record)
+    assert pretrain(WORLD, out, recipe=TINY) == out
 
 
 SCRIPT = """
