@@ -108,6 +108,7 @@ def finetune(
     from attnbalance.finetuning.splits import split_facts
     from attnbalance.models.load import load_limits, load_model
     from attnbalance.readings.answer_tokens import make_answer_tokens
+    from attnbalance.readings.passes import check_passes
 
     if lora_alpha is not None and not lora_rank:
         raise DataError("--lora-alpha scales LoRA adapters; give --lora-rank as well")
@@ -142,6 +143,8 @@ def finetune(
         examples_of(prompts, tokenizer, max_positions=max_positions)
         if rank_by == "salience":
             make_answer_tokens(prompts, tokenizer)
+        if rank_by == "slick":
+            check_passes(prompts, tokenizer, max_positions)
         return prompts
 
     prompts, dropped = without_bad(chosen, make, skip_bad)
@@ -152,7 +155,7 @@ def finetune(
     trained = as_names(train_relations)
     parts = split_facts(usable, split, heldout=heldout, seed=seed, scores=scores, share=share, train_relations=trained)
     if scores is not None:
-        parts = replace(parts, name=f"{split} by {rank_by}")
+        parts = replace(parts, name=f"{parts.name} by {rank_by}")
     with noting_reuse(out):
         done = run(model, parts, out, settings, progress=progress)
     loss = done.validation_loss[done.best_step]
@@ -168,6 +171,6 @@ def finetune(
     print(f"Best checkpoint: step {done.best_step}, validation {unit.format(loss)}; it is {out} itself.")
     if done.base_loss is not None and done.base_loss < loss:
         print(f"The base itself is better: validation {unit.format(done.base_loss)}; try a lower --lr.")
-    asked = str(Path(out) / "heldout.jsonl")
     models = f"base={done.base}", f"finetuned={name}"
-    print(f"Next: {shlex.join(['attnbalance', 'curve', *models, '--facts', asked, '--recall', '--out'])} ...")
+    asked = "--facts", str(Path(out) / "heldout.jsonl"), "--template", template
+    print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *asked, '--recall', '--out'])} ...")

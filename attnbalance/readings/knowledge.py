@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 
-from transformers import PreTrainedTokenizerBase
-
 from attnbalance.arguments import expects
-from attnbalance.data.batches import check_lengths
 from attnbalance.data.facts import FactSet
-from attnbalance.data.forms import FEW_SHOT, FORMS, in_form
+from attnbalance.data.forms import FEW_SHOT
 from attnbalance.data.prompt_sets import PromptSet
-from attnbalance.data.prompts import Prompt, make_prompts
-from attnbalance.data.tokens import as_chat
-from attnbalance.errors import DataError, ModelError
+from attnbalance.data.prompts import Prompt
+from attnbalance.errors import DataError
 from attnbalance.files.outputs import read_saved, write_saved
 from attnbalance.models.fingerprint import fingerprint
 from attnbalance.models.generate import Sampling, generate
 from attnbalance.models.hooked import HookedModel
-from attnbalance.readings.recall import answer_budgets, score
+from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes, token_budgets
+from attnbalance.readings.recall import score
 from attnbalance.readings.scoring import WHOLE_WORDS, check_scoring, is_match
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import share_interval
@@ -33,16 +28,8 @@ from attnbalance.statistics.shares import share_interval
 CATEGORIES = ("HighlyKnown", "MaybeKnown", "WeaklyKnown", "Unknown")
 """SLiCK's categories of facts, best known first (Gekhman et al. 2024, Section 3)."""
 
-CHAT = "chat"
-"""The form that puts the question into the model's chat template."""
-
-ALL_FORMS = (*FORMS, CHAT)
-
-CHAT_TOKENS = 32
-"""Least number of tokens generated for an answer in a chat, which is often a sentence."""
-
-DRAWS, SAMPLES, TEMPERATURE = 10, 16, 0.5
-"""Draws of examples, sampled answers to each few-shot question, and their temperature (Gekhman et al. 2024)."""
+SAMPLES, TEMPERATURE = 16, 0.5
+"""Sampled answers to each few-shot question, and their temperature (Gekhman et al. 2024)."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +172,7 @@ def knowledge(
     draws = [name for name in asked if name == FEW_SHOT or name not in ALL_FORMS]
     greedy, chance = (
         tuple(sum(hits) / DRAWS for hits in zip(*(ask.right(facts, answers[name]) for name in draws), strict=True))
-        for facts in (prompts, _others(prompts, seed))
+        for facts in (prompts, other_prompts(prompts, seed))
     )
     sampled = [False] * len(prompts)
     for draw, name in enumerate(draws):
@@ -195,53 +182,6 @@ def knowledge(
             sampled[i] = hit
     right = {form: ask.right(prompts, texts) for form, texts in outputs.items()}
     return Knowledge(tuple(prompts), outputs, right, greedy, tuple(sampled), chance)
-
-
-def passes(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, forms: Sequence[str] = ALL_FORMS, seed: int = 0
-) -> dict[str, Sequence[Prompt]]:
-    """The prompts of each greedy pass of `knowledge`, by form, and by "draw N" for the further draws of examples.
-
-    The chat is left out for a tokenizer without a chat template and, with a warning, for a template that refuses.
-    """
-    unknown = [form for form in forms if form not in ALL_FORMS]
-    if unknown:
-        raise DataError(f"no form {unknown[0]!r}; there are {', '.join(ALL_FORMS)}")
-    asked: dict[str, Sequence[Prompt]] = {
-        form: in_form(form, prompts, DRAWS * seed) for form in FORMS if form in forms or form == FEW_SHOT
-    }
-    if CHAT in forms and tokenizer.chat_template:
-        try:
-            asked[CHAT] = as_chat(make_prompts([prompt.fact for prompt in prompts], "plain"), tokenizer)
-        except ModelError as error:
-            warnings.warn(f"the model is not asked in a chat: {error}", stacklevel=3)
-    return asked | {f"draw {draw}": in_form(FEW_SHOT, prompts, DRAWS * seed + draw) for draw in range(1, DRAWS)}
-
-
-def check_passes(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, positions: int | None, seed: int
-) -> None:
-    """Raise `BadRowsError` for facts that some pass of `knowledge` could not ask within the model's positions."""
-    for name, asked in passes(prompts, tokenizer, seed=seed).items():
-        encoded = PromptSet.of(asked, tokenizer)
-        check_lengths(encoded.encodings, positions, extra=_token_budgets(name, encoded))
-
-
-def _token_budgets(name: str, asked: PromptSet) -> list[int]:
-    """Tokens to generate for each prompt of a pass."""
-    return [max(CHAT_TOKENS if name == CHAT else 0, budget) for budget in answer_budgets(asked)]
-
-
-def _others(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
-    """For each prompt, one of its relation about another subject if there is one, drawn at random."""
-    rng, others = random.Random(seed), list(prompts)  # noqa: S311
-    for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
-        order = [i for i, prompt in enumerate(prompts) if prompt.fact.relation == relation]
-        rng.shuffle(order)
-        for place, i in enumerate(order):
-            after = [prompts[j] for j in (*order[place + 1 :], *order[:place])]
-            others[i] = next((p for p in after if p.fact.subject != prompts[i].fact.subject), prompts[i])
-    return others
 
 
 @dataclass(frozen=True)
@@ -279,7 +219,7 @@ class _Asking:
         """The answers of a pass: those that an earlier run kept, if it asked the same weights the same."""
         if self.work is None:
             return self._answers(name, prompts, sampling)
-        texts, budgets = [prompt.text for prompt in prompts], _token_budgets(name, prompts)
+        texts, budgets = [prompt.text for prompt in prompts], token_budgets(name, prompts)
         asked = json.dumps([self.model.name, self.weights, texts, budgets, str(sampling)])
         key, file = hashlib.sha256(asked.encode()).hexdigest(), self.work / f"{name}.json"
         saved = read_saved(file)
@@ -292,7 +232,7 @@ class _Asking:
         return generate(
             self.model,
             prompts,
-            max_new_tokens=_token_budgets(name, prompts),
+            max_new_tokens=token_budgets(name, prompts),
             batch_size=self.batch_size,
             sampling=sampling,
             first_line=name not in ("question", "statement", CHAT),

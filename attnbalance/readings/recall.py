@@ -38,7 +38,7 @@ class Recall:
     """A model's answer to each prompt, and whether it is right or the shortcut.
 
     Attributes:
-        prompt_ids: Names of the prompts.
+        prompt_ids: Distinct names of the prompts.
         subjects: The prompts' subjects, by which intervals are clustered.
         popularity: The facts' popularity, where known.
         outputs: The generated texts.
@@ -54,6 +54,12 @@ class Recall:
     right: Mapping[str, tuple[bool, ...]]
     shortcut: tuple[bool, ...]
     scoring: str = WHOLE_WORDS
+
+    def __post_init__(self) -> None:
+        """Raise `DataError` for prompt ids that repeat: answers are found by them."""
+        repeated = [name for name, count in Counter(self.prompt_ids).items() if count > 1]
+        if repeated:
+            raise DataError(f"recall: prompt id {repeated[0]!r} occurs more than once; ask each form of a fact alone")
 
     @classmethod
     def from_json(cls, columns: Mapping[str, Any], path: Path) -> Recall:

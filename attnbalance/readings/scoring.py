@@ -25,13 +25,17 @@ PLAIN = str.maketrans(
 
 APPENDED = re.compile("[™℠®©¹²³⁰-⁹]+")
 """Signs and raised digits that follow a word without belonging to it."""
+EXPONENT = re.compile("(?<=[0-9])[⁺⁻]?[¹²³⁰-⁹]+")
+"""A raised number after a digit."""
 FRACTION = re.compile(r"(\d)([¼-¾⅐-⅞])")
 """A digit before a fraction of one character."""
 DATE = re.compile(r"(?<![\d.])(\d{1,4})\.(\d{1,2})\.(\d{1,4})(?!\.?\d)")
 """A date with points, whose parts are numbers of their own."""
 
-NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:(?<![\d/])\d{1,3}/\d{1,3}(?![\d/])|(?:(?<![\w.])\.)?\d+(?:[.,]\d+)*)")
-"""A number, which an answer matches whole: "-5", ".5", "3.14", "19,000", "1/2". The hyphen of "1990-1995" or
+NUMBER = re.compile(
+    r"(?:(?<![\w.)])-)?(?:(?<![\d/])\d{1,3}/\d{1,3}(?![\d/])|(?:(?<![\w.])\.)?\d+(?:[.,]\d+)*(?:\^[+-]?\d+)?)"
+)
+"""A number, which an answer matches whole: "-5", ".5", "3.14", "19,000", "1/2", "10^5". The hyphen of "1990-1995" or
 "COVID-19" is not a sign, and the slashes of "3/14/1879" or "1990/91" are not fraction lines."""
 GROUPED = re.compile(
     "|".join(rf"(?<!\d)(?<!\d[./{mark}])[1-9]\d{{0,2}}(?:{mark}\d{{3}})+(?!{mark}?\d)" for mark in " ,'")
@@ -51,12 +55,12 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
 
     "whole-words": the output's first non-empty line contains an answer as whole words, ignoring case. A word is a run
     of letters, digits and marks (Unicode). Punctuation ends a word: "Paris.5" contains Paris (SQuAD's rule would remove
-    the point and read one word). A number keeps its minus sign, decimal point, commas and fraction line, so that 5 is
-    not found in "-5", ".5" or "5/8", nor -5 in "10-5". Digits in groups of three are one number: "1,234" and "1 234"
-    equal 1234. As a space may also separate two numbers, "1 234" contains 1 and 234 as well. Curly quotes and
-    apostrophes equal plain ones. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate words, so they
-    match anywhere. Codes of one or two capitals ("US", "IT") match only in capitals, or every "it" would be Italy. What
-    the line says about the answer is not read: "Not Paris, but Lyon" contains Paris.
+    the point and read one word). A number keeps its minus sign, decimal point, commas, fraction line and exponent, so
+    that 10 is not found in "-10", ".10", "10/8" or "10⁵", nor -5 in "10-5". Digits in groups of three are one number:
+    "1,234" and "1 234" equal 1234. As a space may also separate two numbers, "1 234" contains 1 and 234 as well. Curly
+    quotes and apostrophes equal plain ones. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate
+    words, so they match anywhere. Codes of one or two capitals ("US", "IT") match only in capitals, or every "it" would
+    be Italy. What the line says about the answer is not read: "Not Paris, but Lyon" contains Paris.
 
     "containment": the output contains an answer anywhere, both lower-cased and stripped (Ghosal et al. 2024, B.2). The
     paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer
@@ -141,4 +145,5 @@ def _normalised(text: str, keep_case: bool) -> str:
 def _without_marks(text: str) -> str:
     """The text without invisible characters; "Paris¹", "1½" and "14.3.1879" become separate words."""
     visible = "".join(character for character in text.translate(PLAIN) if unicodedata.category(character) != "Cf")
-    return DATE.sub(r"\1 \2 \3", FRACTION.sub(r"\1 \2", APPENDED.sub(" ", visible)))
+    powers = EXPONENT.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[0]).translate(PLAIN), visible)
+    return DATE.sub(r"\1 \2 \3", FRACTION.sub(r"\1 \2", APPENDED.sub(" ", powers)))

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from attnbalance.errors import DataError
+
 Array = npt.NDArray[np.float64]
 
 RESAMPLES = 2000
@@ -38,8 +40,12 @@ class Ratios:
 
 
 def cluster_ratios(parts: npt.ArrayLike, total: npt.ArrayLike, clusters: Sequence[str]) -> Ratios:
-    """The sum of each column of `parts` [prompt, column] over that of `total` [prompt], with clustered errors."""
+    """The sum of each column of `parts` [prompt, column] over that of `total` [prompt], with clustered errors.
+
+    Raises `DataError` for arrays that do not fit together (see `check_table`).
+    """
     table, whole = np.asarray(parts, dtype=float), np.asarray(total, dtype=float)
+    check_table(table, whole, clusters)
     names, inverse = np.unique(np.asarray(clusters), return_inverse=True)
     n = len(names)
     sums = np.asarray([np.bincount(inverse, column, n) for column in table.T], dtype=float).reshape(-1, n).T
@@ -51,6 +57,15 @@ def cluster_ratios(parts: npt.ArrayLike, total: npt.ArrayLike, clusters: Sequenc
         residuals[:, np.abs(residuals).max(axis=0) <= rounding] = 0.0  # equal up to rounding: no spread
         error = np.sqrt(n / max(n - 1, 1) * np.square(residuals).sum(axis=0)) / abs(totals.sum())
     return Ratios(ratio, residuals, totals, error)
+
+
+def check_table(table: Array, total: Array, clusters: Sequence[str]) -> None:
+    """Raise `DataError` unless there are prompts, with a row, a total and a cluster for each."""
+    if table.ndim != 2 or total.ndim != 1 or not len(table) == len(total) == len(clusters) or not len(table):
+        raise DataError(
+            "statistics need one or more prompts, each with a row of numbers and a cluster, got shapes "
+            f"{table.shape} and {total.shape} with {len(clusters)} clusters"
+        )
 
 
 def bootstrap_ends(ratios: Ratios, *, simultaneous: bool, seed: int) -> tuple[Array, Array]:

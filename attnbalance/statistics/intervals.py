@@ -10,7 +10,8 @@ import numpy.typing as npt
 from scipy import stats
 
 from attnbalance.arguments import expects
-from attnbalance.statistics.bootstrap import bootstrap_ends, cluster_ratios
+from attnbalance.errors import DataError
+from attnbalance.statistics.bootstrap import bootstrap_ends, check_table, cluster_ratios
 
 MIN_RANKED = 10
 """Least number of clusters for the interval of a rank correlation: fewer have too few orders."""
@@ -123,13 +124,15 @@ def seed_interval(values: Sequence[float]) -> Interval:
     """The mean of `values`, one number for each seed, with Student's 95% interval for the mean over all possible seeds.
 
     It covers everything that differs between seeds: training, and facts if each seed has its own. One seed has no
-    interval (NaN).
+    interval (NaN). Raises `DataError` for no numbers.
 
     >>> interval = seed_interval([1.0, 2.0, 3.0])
     >>> print(f"{interval.mean:.1f} [{interval.low:.2f}, {interval.high:.2f}]")
     2.0 [-0.48, 4.48]
     """
     numbers = np.asarray(values, dtype=float)
+    if not len(numbers):
+        raise DataError("an interval over seeds needs one or more numbers, got none")
     mean, n = float(numbers.mean()), len(numbers)
     if n < 2:
         return Interval(mean, np.nan, np.nan, n)
@@ -161,7 +164,9 @@ def rank_correlations(
         simultaneous: Whether the intervals hold for all columns at once.
         seed: Seed of the bootstrap.
     """
-    x, y = (_standard_ranks(table) for table in (np.asarray(values, float), np.asarray(other, float)[:, None]))
+    table, column = np.asarray(values, dtype=float), np.asarray(other, dtype=float)
+    check_table(table, column, clusters)
+    x, y = _standard_ranks(table), _standard_ranks(column[:, None])
     r = (x * y).mean(axis=0).clip(-1, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         influence = np.where(1 - r * r > 1e-12, (x * y - r * (x * x + y * y) / 2) / (1 - r * r), 0.0)

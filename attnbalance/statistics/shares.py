@@ -9,6 +9,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from attnbalance.arguments import expects
+from attnbalance.errors import DataError
 from attnbalance.statistics.bootstrap import MIN_CLUSTERS, cluster_ratios
 from attnbalance.statistics.intervals import Interval
 
@@ -21,7 +22,8 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     divided by the variance for equally many independent prompts, at least 1. The quantile is Student's for the clusters
     (Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered surveys"). If
     all values are equal, clusters are counted instead of prompts, with the normal quantile; this needs two clusters.
-    Mixed values need `MIN_CLUSTERS` clusters. With fewer there is no interval (NaN). `hits` must not be empty.
+    Mixed values need `MIN_CLUSTERS` clusters. With fewer there is no interval (NaN). Raises `DataError` for no
+    prompts, and unless each has a cluster.
 
     Coverage measured by benchmarks/intervals.py for shares of .02 to .5: the interval contains the truth in .91 or more
     of samples of 10 to 150 subjects with 1 or 4 prompts each (in .85 of samples of 5 subjects at a share of .02).
@@ -31,6 +33,8 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     0.75 [0.59, 0.86]
     """
     n, k = len(hits), len(set(clusters))
+    if not n or len(clusters) != n:
+        raise DataError(f"a share needs one or more prompts, each with a cluster, got {n} and {len(clusters)} clusters")
     if k < (2 if len(set(hits)) == 1 else MIN_CLUSTERS):
         return Interval(float(np.mean(hits)), np.nan, np.nan, n)
     over_clusters = cluster_ratios(np.asarray(hits, dtype=float)[:, None], np.ones(n), clusters)

@@ -16,7 +16,8 @@ from attnbalance.errors import BadRowsError, DataError
 from attnbalance.files.outputs import as_folder, replacing, write_json, write_json_lines, write_text
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.load import load_limits
-from attnbalance.readings.knowledge import Knowledge, check_passes, knowledge
+from attnbalance.readings.knowledge import Knowledge, knowledge
+from attnbalance.readings.passes import check_passes
 from attnbalance.report.figures import save
 from attnbalance.survey.figures import draw_knowledge
 from attnbalance.survey.tables import answer, as_json, table

@@ -27,7 +27,7 @@ def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
     assert "already finished" in text
     models = (f"base={llama_folder}", f"finetuned={llama_folder}+{run}")
     command = next(line for line in text.splitlines() if line.startswith("Next: "))
-    asked = ["--facts", f"{run}/heldout.jsonl", "--recall", "--out", "..."]
+    asked = ["--facts", f"{run}/heldout.jsonl", "--template", "qa", "--recall", "--out", "..."]
     assert shlex.split(command)[1:] == ["attnbalance", "curve", *models, *asked]
     code, text = run_command("curve", *models, "--facts", run / "heldout.jsonl", "--out", tmp_path / "out")
     assert code == 0, text
@@ -88,6 +88,11 @@ def test_finetune_ranks_by_what_the_model_shows_and_drops_what_cannot_be_ranked(
     code, text = run_command("finetune", llama_folder, *options, *ranked, "--skip-bad")
     assert code == 0, text
     assert json.loads((tmp_path / "out" / "attnbalance.json").read_text())["config"]["split"] == "top by salience"
+    code, text = run_command(
+        "finetune", llama_folder, *options, *ranked[:-2], "--skip-bad", "--share", 0.3, "--out", tmp_path / "part"
+    )
+    assert code == 0, text
+    assert json.loads((tmp_path / "part" / "attnbalance.json").read_text())["config"]["split"] == "top 30% by salience"
     code, text = run_command(
         "finetune", llama_folder, *options, "--split", "whole", "--rank-by", "loss", "--out", tmp_path
     )

@@ -1,5 +1,6 @@
 """Splits: what each kind trains on, and that no subject is on both sides."""
 
+import unicodedata
 from collections.abc import Iterable
 
 import pytest
@@ -56,6 +57,17 @@ def test_equal_popularity_still_gives_disjoint_halves():
     facts = make_facts([7.0] * 40)
     top, bottom = (split_facts(facts, name) for name in ("top", "bottom"))
     assert not {*top.train, *top.validation} & {*bottom.train, *bottom.validation}
+
+
+@pytest.mark.parametrize("name", ["random", "controlled-top"])
+def test_a_subject_typed_with_a_combining_accent_is_the_same_subject(name):
+    names = [unicodedata.normalize(form, f"Orléans {i}") for i in range(40) for form in ("NFC", "NFD")]
+    answers = ["a" if i % 4 < 3 else "b" for i in range(80)]
+    relations = ("country", "sport", "occupation")
+    facts = [Fact(n, relation, (a,), 1.0) for n, a in zip(names, answers, strict=True) for relation in relations]
+    split = split_facts(FactSet(tuple(facts)), name)
+    composed = [{unicodedata.normalize("NFC", f.subject) for f in getattr(split, part)} for part in PARTS]
+    assert sum(map(len, composed)) == len(set().union(*composed))
 
 
 def test_shares_are_of_subjects():

@@ -218,14 +218,6 @@ def test_without_forms_only_the_few_shot_question_is_asked(script: Script, hooke
     assert known.categories[0] == "HighlyKnown"
 
 
-def test_the_control_is_about_another_subject() -> None:
-    again = [replace(fact, question=f"Which city is {fact.subject}?") for fact in TOWNS]
-    prompts = make_prompts([*TOWNS, *again])
-    for prompt, other in zip(prompts, module._others(prompts, 0), strict=True):
-        assert other.fact.subject != prompt.fact.subject
-        assert other.fact.relation == prompt.fact.relation
-
-
 def test_a_chat_template_that_refuses_is_left_out_with_its_reason(script: Script, hooked: HookedModel) -> None:
     tokenizer = tiny_tokenizer("chat")
     tokenizer.chat_template = "{{ raise_exception('only a system may speak') }}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnbalance.data.facts import Fact
-from attnbalance.data.prompts import make_prompts
+from attnbalance.data.prompts import Template, make_prompts
 from attnbalance.errors import DataError, OutputError
 from attnbalance.readings.recall import Recall, compare_accuracy, score
 from attnbalance.readings.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS
@@ -197,6 +197,17 @@ def test_a_difference_in_accuracy_stays_between_minus_and_plus_all():
 def test_one_subject_gives_no_interval_for_mixed_gains():
     found = compare_accuracy(_recall([True, False], subjects=["s", "s"]), _recall([False, False], subjects=["s", "s"]))
     assert math.isnan(found.interval.low)
+
+
+def test_a_prompt_that_occurs_twice_is_refused():
+    prompts = [
+        Template(name, text).render(Fact("France", "capital", ("Paris",)))
+        for name, text in (("a", "{question}"), ("b", "Q: {question}"))
+    ]
+    with pytest.raises(DataError, match="occurs more than once"):
+        score(prompts, ["Paris", "Lyon"], {})
+    with pytest.raises(DataError, match="occurs more than once"):
+        score(prompts[:1], ["Paris"], {}).at([prompts[0].prompt_id] * 2)
 
 
 def test_recalls_of_different_prompts_are_not_compared():

@@ -78,6 +78,13 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("COVID-19", ["-19"], False),
         ("(030)-555", ["-555"], False),
         ("10-5", ["10-5"], True),
+        ("10⁵", ["10"], False),
+        ("10⁵", ["105"], False),
+        ("10⁵", ["10^5"], True),
+        ("10^5", ["10⁵"], True),
+        ("10⁻⁵", ["10^-5"], True),
+        ("10^5", ["5"], False),
+        ("5 km²", ["5"], True),
         ("on p.5", [".5"], False),
         ("It is...5", [".5"], False),
         ("气温是-5度", ["-5"], True),  # nothing separates words, so the hyphen is a sign

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from attnbalance.errors import DataError
 from attnbalance.statistics.intervals import (
     Interval,
     finite,
@@ -116,6 +117,23 @@ def test_fewer_than_five_clusters_have_no_interval():
     values = [[0.1], [0.2], [0.4], [0.3], [0.2]]
     assert math.isnan(mean_intervals(values, list("abcdd"))[0].low)
     assert not math.isnan(mean_intervals(values, list("abcde"))[0].low)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda: mean_intervals(np.ones((3, 2)), ["a", "b"]),
+        lambda: mean_intervals(np.ones((0, 2)), []),
+        lambda: mean_intervals(np.ones(3), ["a", "b", "c"]),
+        lambda: ratio_intervals(np.ones((3, 2)), np.ones(2), ["a", "b", "c"]),
+        lambda: rank_correlations(np.ones((3, 2)), np.ones(2), ["a", "b", "c"]),
+        lambda: rank_correlations(np.ones((0, 2)), np.ones(0), []),
+        lambda: seed_interval([]),
+    ],
+)
+def test_numbers_that_do_not_fit_together_are_refused(compute):
+    with pytest.raises(DataError, match="one or more"):
+        compute()
 
 
 def test_one_cluster_has_no_interval():

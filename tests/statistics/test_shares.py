@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from attnbalance.errors import DataError
 from attnbalance.statistics.shares import gain_interval, share_interval
 
 
@@ -31,6 +32,12 @@ def test_one_cluster_has_no_interval_even_if_all_hits_are_alike():
         assert math.isnan(alone.low)
         assert math.isnan(alone.high)
     assert share_interval([True] * 2, list("ab")).low == pytest.approx(2 / (2 + 1.959964**2))
+
+
+@pytest.mark.parametrize(("hits", "clusters"), [([], []), ([True, False], ["a"])])
+def test_hits_without_a_cluster_each_are_refused(hits, clusters):
+    with pytest.raises(DataError, match="one or more prompts"):
+        share_interval(hits, clusters)
 
 
 def test_mixed_hits_of_fewer_than_five_clusters_have_no_interval():
