@@ -132,7 +132,7 @@ def set_aside(paths: Sequence[Path], why: str) -> None:
 
 
 def write_saved(path: Path, value: Mapping[str, object]) -> None:
-    """Write JSON whole, for `read_saved`: with a hash of the value, by which a change is noticed."""
+    """Write JSON whole, for `read_saved` and `without_hash`: with a hash of the value, by which a change is noticed."""
     write_json(path, {**value, HASH: _digest(value)})
 
 
@@ -144,14 +144,24 @@ def read_saved(path: Path) -> dict:
     saved = read_json(path)
     if not saved and os.path.lexists(path):
         set_aside([path], f"{path} cannot be read")
-    hashed = saved.pop(HASH, None)  # none in files of older versions
-    found = _digest(saved)
-    if hashed not in (None, found):
+    return without_hash(path, saved, path)
+
+
+def without_hash(path: Path, saved: Mapping[str, Any], remove: Path) -> dict:
+    """A JSON object of `write_saved` without its hash; raises `OutputError` if the object was changed since.
+
+    path: the file.
+    saved: the object in it.
+    remove: the file or folder whose removal makes a rerun write it anew.
+    """
+    content = {name: value for name, value in saved.items() if name != HASH}
+    hashed, found = saved.get(HASH), _digest(content)
+    if hashed not in (None, found):  # none in files of older versions
         raise OutputError(
             f"{path} was changed: its content must have SHA-256 {hashed}, got {found}; restore the file, or remove "
-            f"{path} and run the command again"
+            f"{remove} and run the command again"
         )
-    return saved
+    return content
 
 
 def _digest(value: Mapping[str, object]) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import MARKER, check_saved, read_json, write_json
+from attnbalance.files.outputs import MARKER, check_saved, read_json, without_hash, write_json
 
 SEAL = "complete"
 """The file that a folder of saved work gets last: the hash of every other file in it."""
+
+CHECKPOINT = "finetune checkpoint"
+"""The kind of a folder that holds one checkpoint of a finished run."""
 
 WHOLE = 2**30
 """The largest file, in bytes, that is hashed whole."""
@@ -39,20 +42,31 @@ def hash_files(folder: Path, but: Collection[str]) -> dict[str, str]:
 def check_files(folder: Path) -> None:
     """Raise `OutputError` for files that are gone from a finished folder, or were changed, naming them.
 
-    The folder's attnbalance.json holds the hashes in "files_sha256"; folders of older versions have none.
+    The folder's attnbalance.json holds the hashes in "files_sha256", and its own; folders of older versions have none.
     """
-    record = {"files_sha256": {}} | read_json(folder / MARKER)
+    record = {"files_sha256": {}} | without_hash(folder / MARKER, read_json(folder / MARKER), folder)
     check_saved(folder / MARKER, record, folder, files_sha256=dict)
     problems = [
         f"{name} was changed" if (folder / name).is_file() else f"{name} is gone"
         for name, hashed in record["files_sha256"].items()
         if not (folder / name).is_file() or hash_file(folder / name) != hashed
     ]
+    refuse_changed(folder, problems)
+
+
+def refuse_changed(folder: Path, problems: Sequence[str]) -> None:
+    """Raise `OutputError` if there are problems with files of a finished folder ("NAME is gone")."""
     if problems:
         raise OutputError(
             f"{folder} must hold the files as they were written, but {', '.join(problems)}; restore them, or remove "
             "that folder, or name a new one, and run the command again"
         )
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Raise `OutputError` for a checkpoint of a finished run that is not as it was written; other folders pass."""
+    if read_json(folder / MARKER).get("kind") == CHECKPOINT:
+        check_files(folder)
 
 
 def seal(folder: Path) -> None:

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
 from attnbalance.data.prompts import as_template
-from attnbalance.files.outputs import MARKER, provenance, replacing, write_json, write_json_lines
-from attnbalance.files.seals import hash_files
+from attnbalance.files.outputs import MARKER, provenance, replacing, write_json, write_json_lines, write_saved
+from attnbalance.files.seals import CHECKPOINT, hash_files
 from attnbalance.files.work import is_finished
 from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, written
 from attnbalance.finetuning.curriculum import order
@@ -24,7 +24,7 @@ from attnbalance.finetuning.loop import TrainingData, on_main_process_first, tra
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, add_lora, parse_parts, select_weights, train_only
 from attnbalance.finetuning.ranking import rank_facts
-from attnbalance.finetuning.runs import CHECKPOINT_KIND, HELDOUT, KIND, TRAIN, TRAJECTORY, checkpoint_name
+from attnbalance.finetuning.runs import HELDOUT, KIND, TRAIN, TRAJECTORY, checkpoint_name
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.finetuning.training_log import base_completes, base_objective, trajectory
@@ -184,13 +184,14 @@ def _finish(
         for step, path in done.items():
             target = folder / "checkpoints" / checkpoint_name(step)
             copy_for_users(path, target, link=True)
-            write_json(target / MARKER, {"kind": CHECKPOINT_KIND, "step": step, **about})
+            record = {"kind": CHECKPOINT, "step": step, **about}
+            write_saved(target / MARKER, record | {"files_sha256": hash_files(target, but=[MARKER])})
         for name, facts in ((TRAIN, split.train), (HELDOUT, split.heldout)):
             write_json_lines(folder / name, (fact.as_dict() for fact in facts))
         write_json(folder / TRAJECTORY, {"trajectory": list(validations)})
         history = [[step, loss] for step, loss in losses.items()]
         record = {"kind": KIND, "best_step": best, "validation_loss": history, **about}
-        write_json(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})
+        write_saved(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})
 
 
 def _about(split: Split) -> dict[str, object]:

@@ -11,7 +11,7 @@ from attnbalance.data.bpe_tokenizer import check_vocabulary, train_tokenizer
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.statements import World
 from attnbalance.errors import DataError
-from attnbalance.files.outputs import MARKER, as_folder, provenance, replacing, write_json
+from attnbalance.files.outputs import MARKER, as_folder, provenance, replacing, write_saved
 from attnbalance.files.seals import check_files, hash_files
 from attnbalance.files.work import close_work, is_finished
 from attnbalance.finetuning.checkpoints import copy_for_users, written
@@ -138,7 +138,7 @@ def _finish(work: Path, out: Path, config: dict[str, object], log: Sequence[dict
     with replacing(out, work) as folder:
         copy_for_users(done[max(done)], folder, link=True)
         record = {"kind": KIND, "config": config, "training_loss": history, **provenance()}
-        write_json(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})
+        write_saved(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})
 
 
 def _collator(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[str]], dict[str, Tensor]]:

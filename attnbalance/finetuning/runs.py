@@ -12,10 +12,10 @@ from attnbalance.arguments import Kind, fits
 from attnbalance.data.facts import FactSet
 from attnbalance.data.sources.own_facts import load_own
 from attnbalance.errors import ModelError, OutputError
-from attnbalance.files.outputs import MARKER, check_saved, read_json
+from attnbalance.files.outputs import MARKER, check_saved, read_json, without_hash
+from attnbalance.files.seals import refuse_changed
 
 KIND = "finetune"
-CHECKPOINT_KIND = "finetune checkpoint"
 KINDS: dict[str, Kind] = {
     "base": str,
     "config": dict,
@@ -61,8 +61,11 @@ class Run:
 
     @property
     def checkpoints(self) -> dict[int, Path]:
-        """The folders of all checkpoints, by step."""
-        return {step: self.path / "checkpoints" / checkpoint_name(step) for step in self.validation_loss}
+        """The folders of all checkpoints, by step; raises `OutputError` if one is gone. Loading checks their files."""
+        folders = {step: self.path / "checkpoints" / checkpoint_name(step) for step in self.validation_loss}
+        gone = [path for path in folders.values() if not (path / MARKER).is_file()]
+        refuse_changed(self.path, [f"{path.relative_to(self.path)} is gone" for path in gone])
+        return folders
 
     @property
     def trajectory(self) -> list[dict[str, Any]]:
@@ -100,6 +103,7 @@ def load_run(path: str | Path) -> Run:
         raise ModelError(
             f"expected a finished finetuning run at {path}, got {held}; name the folder that finetuning wrote"
         )
+    marker = without_hash(path / MARKER, marker, path)
     marker = {"trained": "", "base_completes": {}, "learns_answers": True, "base_loss": None} | marker
     check_saved(path / MARKER, marker, path, **KINDS)
     check_saved(path / MARKER, marker["shortcuts"], path, **{relation: [str] for relation in marker["shortcuts"]})

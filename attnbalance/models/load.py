@@ -35,7 +35,8 @@ def load_model(
     """A model whose attention rows can be read, checked against its family's eager attention on loading.
 
     Only safetensors are read. Raises `ModelError` for anything that cannot be loaded, is not a causal language model,
-    lacks weights, gives logits that are not numbers, or whose rows differ from those of eager attention.
+    lacks weights, gives logits that are not numbers, or whose rows differ from those of eager attention; `OutputError`
+    for a run's checkpoint of which a file was changed.
 
     Arguments:
         model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file, which is

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import read_json
+from attnbalance.files.seals import check_checkpoint
 from attnbalance.models.config import load_config
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -31,8 +32,10 @@ def load_base(
     """The causal language model of a folder or Hub id, as transformers loads it, from safetensors alone.
 
     `dtype` defaults to the checkpoint's. Raises `ModelError` for a folder without a config or with pickled weights
-    only, for weights that are damaged, missing or of another shape, and for an encoder-decoder model.
+    only, for weights that are damaged, missing or of another shape, and for an encoder-decoder model; `OutputError` for
+    a run's checkpoint of which a file was changed.
     """
+    check_checkpoint(Path(path))
     _check_folder(path)
     try:
         with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
@@ -9,9 +10,12 @@ import pytest
 from short_runs import FACTS, SHORT, SPLIT, TINY, WORLD, short
 
 from attnbalance.errors import DataError, ModelError, OutputError
+from attnbalance.files.outputs import MARKER, read_json, write_json
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.pretrain import pretrain
+from attnbalance.finetuning.runs import load_run
 from attnbalance.finetuning.splits import split_facts
+from attnbalance.models.load import load_model
 
 
 def test_a_finished_folder_is_returned_without_loading_torch(llama, tmp_path):
@@ -53,6 +57,53 @@ def test_a_finished_run_of_which_a_file_was_changed_is_refused_by_its_name(name,
         finetune(llama, SPLIT, tmp_path / "run", short())
     (run.path / name).write_bytes(content)
     assert finetune(llama, SPLIT, tmp_path / "run", short()) == run
+
+
+@pytest.mark.parametrize("changes", [{"best_step": 2}, {"validation_loss": [[4, 0.5]]}, {"shortcuts": {}}])
+def test_a_run_whose_record_was_edited_is_refused(changes, llama, tmp_path):
+    run = finetune(llama, SPLIT, tmp_path / "run", short(steps=4))
+    record = run.path / MARKER
+    content = read_json(record)
+    assert run.best_step == 4
+    write_json(record, content | changes)
+    for opened in (lambda: load_run(run.path), lambda: finetune(llama, SPLIT, run.path, short(steps=4))):
+        with pytest.raises(OutputError, match=f"{record} was changed: .* or remove {run.path} and run"):
+            opened()
+    write_json(record, content)
+    assert load_run(run.path) == run
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_checkpoint_that_was_changed_is_refused_where_it_is_read(lora_rank, llama, tmp_path):
+    run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=lora_rank))
+    folder = run.checkpoints[4]
+    weights = next(folder.glob("*.safetensors"))
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(OutputError, match=f"{folder} must hold .* but {weights.name} was changed; restore"):
+        load_model(folder)
+    weights.write_bytes(content)
+    write_json(folder / MARKER, read_json(folder / MARKER) | {"base_fingerprint": None})
+    with pytest.raises(OutputError, match=f"{folder / MARKER} was changed: its content must have SHA-256"):
+        load_model(folder)
+    assert load_model(run.checkpoints[6]).model is not None
+
+
+def test_a_checkpoint_that_is_gone_is_named(llama, tmp_path):
+    run = finetune(llama, SPLIT, tmp_path / "run", short())
+    shutil.rmtree(run.checkpoints[4])
+    again = load_run(run.path)
+    with pytest.raises(OutputError, match="run must hold .* but checkpoints/step-000004 is gone; restore"):
+        _ = again.checkpoints
+
+
+def test_a_run_of_an_older_version_is_finished(llama, tmp_path):
+    run = finetune(llama, SPLIT, tmp_path / "run", short())
+    for folder in (run.path, run.checkpoints[4]):
+        record = read_json(folder / MARKER)
+        write_json(folder / MARKER, {name: record[name] for name in record if name not in ("sha256", "files_sha256")})
+    assert finetune(llama, SPLIT, tmp_path / "run", short()) == run
+    assert load_model(run.checkpoints[4]).model is not None
 
 
 def test_a_folder_made_with_other_settings_is_refused(llama, tmp_path):
