@@ -18,6 +18,9 @@ FORMS = ("statement", "question", FEW_SHOT, FEW_SHOT_STATEMENT)
 """Prompts that ask for a fact: a statement of it up to its answer, the question itself, and either after a few answered
 ones of its relation."""
 
+BEST = "best"
+"""For each relation, the one of `FORMS` in which a model completes most of its training facts."""
+
 SHOTS = 4
 """Answered prompts before the one asked, in the few-shot forms."""
 

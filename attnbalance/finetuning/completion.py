@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from attnbalance.data.forms import FORMS, in_form
+from attnbalance.data.forms import BEST, FORMS
 from attnbalance.errors import BadRowsError
-from attnbalance.finetuning.examples import IGNORED, Example, answer_logits, examples_of
-from attnbalance.finetuning.objectives.base_model import prompts_of, without_adapters
+from attnbalance.finetuning.examples import Example, examples_of
+from attnbalance.finetuning.objectives.base_model import BaseModel, prompts_of, without_adapters
+from attnbalance.finetuning.objectives.best_forms import chosen_forms, completions
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.hooked import HookedModel
 
@@ -29,7 +29,8 @@ def completion_rates(
 
     The forms are those that the objective teaches from, and "question"; `CONSTANT` is added to them. An answer is
     predicted if each of its tokens is the most probable one after the right ones before it. The result is empty if the
-    objective teaches from no form; a form that changes the answers' tokens is left out.
+    objective teaches from no form; a form that changes the answers' tokens is left out. Of `BEST` there is also the
+    share of each relation, named with its form.
 
     Args:
         examples: The training examples.
@@ -42,16 +43,26 @@ def completion_rates(
         return {}
     different = list({id(example): example for example in examples}.values())
     drawn = sorted(random.Random(seed).sample(range(len(different)), min(ASKED, len(different))))  # noqa: S311
-    prompts = prompts_of(different)
-    rates = {}
+    model, rates = BaseModel(base, batch_size, seed, best=chosen_forms(different)), dict[str, float]()
     with without_adapters(base.model):
         for form in dict.fromkeys([*objective.forms, "question"]):
-            asked = in_form(form, prompts, seed)  # few-shot draws its answered questions from all
+            asked = model.ask(form, different)  # few-shot draws its answered questions from all
             try:
-                rates[form] = _rate(examples_of([asked[i] for i in drawn], base.tokenizer, end=False), base, batch_size)
+                hits = completions(examples_of([asked[i] for i in drawn], base.tokenizer, end=False), base, batch_size)
             except BadRowsError:
                 continue
+            rates[form] = sum(hits) / len(hits)
+            if form == BEST:
+                rates |= _by_relation([asked[i].fact.relation for i in drawn], hits, model.best)
     return {**rates, CONSTANT: _constant(different)}
+
+
+def _by_relation(relations: Sequence[str], hits: Sequence[bool], best: Mapping[str, str]) -> dict[str, float]:
+    """The share of hits of each relation, named with its form: "few-shot for capital"."""
+    by_relation: dict[str, list[bool]] = defaultdict(list)
+    for relation, hit in zip(relations, hits, strict=True):
+        by_relation[relation].append(hit)
+    return {f"{best[relation]} for {relation}": sum(own) / len(own) for relation, own in by_relation.items()}
 
 
 def describe(rates: Mapping[str, float], objective: Objective) -> str:
@@ -81,16 +92,12 @@ def warn_of_weak_forms(rates: Mapping[str, float], objective: Objective) -> None
 
 
 def weak_forms(rates: Mapping[str, float], objective: Objective) -> list[str]:
-    """The forms taught from in which the base completes less than a constant answer, or the question, gets right."""
+    """The forms taught from in which the base completes less than a constant answer, or the question, gets right.
+
+    `BEST` is none of them: `choose_forms` has compared it, relation by relation.
+    """
     least = max(rates.get(CONSTANT, 0.0), rates.get("question", 0.0))
-    return [form for form in objective.forms if form in rates and rates[form] < least]
-
-
-def _rate(asked: Sequence[Example], base: HookedModel, batch_size: int) -> float:
-    wanted = [[label for label in example.labels if label != IGNORED] for example in asked]
-    predicted = itertools.chain.from_iterable(answer_logits(base, asked, batch_size))
-    right = [logits.argmax(-1).tolist() == wanted[i] for i, logits in predicted]
-    return sum(right) / len(right)
+    return [form for form in objective.forms if form in FORMS and form in rates and rates[form] < least]
 
 
 def _constant(examples: Sequence[Example]) -> float:

@@ -61,7 +61,7 @@ def test_finetune_trains_the_parts_and_the_objective_that_are_named(
     assert "Trained: qk, " in text
     assert len(json.loads((run / "trajectory.json").read_text())["trajectory"]) == 2
     for wrong, expected in (
-        (("--objective", "ce + magic"), "There are ce; kl(statement|question|few-shot|few-shot-statement)"),
+        (("--objective", "ce + magic"), "There are ce; kl(statement|question|few-shot|few-shot-statement|best)"),
         (("--objective", "floor(2)"), "SHARE between 0 and 1"),
         (("--train", "heads"), "no part 'heads'"),
         (("--curriculum", "hard"), "no curriculum 'hard'"),

@@ -8,12 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnbalance.data.forms import FORMS
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.finetuning.examples import INPUTS, POSITIONS, Example
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
-from attnbalance.finetuning.objectives.objective import SUBJECT_ROWS, Needs, Targets, Term, TermKind
+from attnbalance.finetuning.objectives.objective import CHOICES, SUBJECT_ROWS, Needs, Targets, Term, TermKind
 from attnbalance.models.forward import evaluating, states_of_output
 from attnbalance.readings.attention import read_attention
 
@@ -71,5 +70,5 @@ def make_states(term: Term, examples: Sequence[Example], base: BaseModel) -> lis
     return [targets[i] for i in range(len(examples))]
 
 
-ROW_ANCHOR = TermKind("row-anchor", row_anchor, SUBJECT_ROWS, make_rows, choices=FORMS)
-STATE_ANCHOR = TermKind("state-anchor", state_anchor, Needs(states=True), make_states, choices=FORMS)
+ROW_ANCHOR = TermKind("row-anchor", row_anchor, SUBJECT_ROWS, make_rows, choices=CHOICES)
+STATE_ANCHOR = TermKind("state-anchor", state_anchor, Needs(states=True), make_states, choices=CHOICES)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
-from attnbalance.data.forms import in_form
+from attnbalance.data.forms import BEST, FORMS, in_form
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import Example
@@ -28,10 +28,20 @@ class BaseModel:
     """Seed that draws the few shots."""
     among: Sequence[Example] = ()
     """Training examples that others are compared with and take their few shots from; none: the examples themselves."""
+    best: Mapping[str, str] = field(default_factory=dict)
+    """The form that `BEST` stands for, by relation; relations that are not here are asked as statements."""
 
     def ask(self, form: str, examples: Sequence[Example]) -> list[Prompt]:
-        """The prompts that ask for the examples' facts in one of `FORMS`."""
-        return in_form(form, prompts_of(examples), self.seed, prompts_of(self.among))
+        """The prompts that ask for the examples' facts in one of `FORMS`, or each relation's in its `BEST`."""
+        prompts, shots_from = prompts_of(examples), prompts_of(self.among)
+        if form != BEST:
+            return in_form(form, prompts, self.seed, shots_from)
+        asked = dict[int, Prompt]()
+        for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
+            own = [i for i, prompt in enumerate(prompts) if prompt.fact.relation == relation]
+            best = self.best.get(relation, FORMS[0])
+            asked |= zip(own, in_form(best, [prompts[i] for i in own], self.seed, shots_from), strict=True)
+        return [asked[i] for i in range(len(prompts))]
 
 
 def prompts_of(examples: Sequence[Example]) -> list[Prompt]:

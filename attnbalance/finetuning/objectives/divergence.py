@@ -11,14 +11,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from attnbalance.data.forms import FORMS
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, answer_logits
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
-from attnbalance.finetuning.objectives.objective import Targets, Term, TermKind
+from attnbalance.finetuning.objectives.objective import CHOICES, Targets, Term, TermKind
 
 TOP = 1024
 """The number of most probable tokens whose probability in the base is kept one by one."""
@@ -124,4 +123,4 @@ def _most_probable(term: Term, logits: Float[Tensor, "token vocab"], labels: Seq
     return {f"{term.key} ids{TOKENS}": ids.int(), f"{term.key}{TOKENS}": torch.cat([values, certain])}
 
 
-KL = TermKind("kl", divergence, make_targets=make_predictions, choices=FORMS, by_token=True)
+KL = TermKind("kl", divergence, make_targets=make_predictions, choices=CHOICES, by_token=True)

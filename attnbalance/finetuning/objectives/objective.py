@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from attnbalance.data.forms import FORMS
+from attnbalance.data.forms import BEST, FORMS
 from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
+
+CHOICES = (*FORMS, BEST)
+"""The arguments of terms that ask the base model."""
 
 Targets = Mapping[str, Shaped[Tensor, "..."]]
 """The base model's numbers for one example, by name."""
@@ -154,7 +157,7 @@ class Objective:
     @property
     def forms(self) -> tuple[str, ...]:
         """The forms in which the base model is asked what the objective then teaches."""
-        taught = (str(term.argument) for term in self.terms if term.kind.make_targets and term.argument in FORMS)
+        taught = (str(term.argument) for term in self.terms if term.kind.make_targets and term.argument in CHOICES)
         return tuple(dict.fromkeys(taught))
 
     @property

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from attnbalance.data.forms import BEST
 from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import BaseModel, without_adapters
-from attnbalance.finetuning.objectives.objective import Objective
+from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms, form_targets
+from attnbalance.finetuning.objectives.objective import Objective, Targets
 from attnbalance.models.hooked import HookedModel
 
 
@@ -38,9 +40,19 @@ def add_targets(
     makers = [(term, make) for term in objective.terms if (make := term.kind.make_targets) is not None]
     if not makers:
         return list(examples)
-    result, asked = list(examples), BaseModel(base, batch_size, seed, among)
+    result = list(examples)
     with without_adapters(base.model):
+        best = chosen_forms(among)
+        if BEST in objective.forms and not among:
+            best = choose_forms(examples, base, batch_size, seed)
+            result = _with(result, form_targets(examples, best))
+        asked = BaseModel(base, batch_size, seed, among, best)
         for term, make in makers:
-            for i, targets in enumerate(make(term, examples, asked)):
-                result[i] = replace(result[i], targets={**result[i].targets, **targets})
+            result = _with(result, make(term, examples, asked))
     return result
+
+
+def _with(examples: Sequence[Example], targets: Sequence[Targets]) -> list[Example]:
+    """The examples with further targets."""
+    pairs = zip(examples, targets, strict=True)
+    return [replace(example, targets={**example.targets, **added}) for example, added in pairs]

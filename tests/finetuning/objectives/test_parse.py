@@ -47,7 +47,7 @@ def test_what_cannot_be_read_is_refused_with_the_list_of_names(text: str) -> Non
     for name in TERMS:
         assert name in str(caught.value)
     assert f"recommended = {RECOMMENDED}" in str(caught.value)
-    assert "kl(statement|question|few-shot|few-shot-statement)" in str(caught.value)
+    assert "kl(statement|question|few-shot|few-shot-statement|best)" in str(caught.value)
 
 
 @pytest.mark.parametrize("share", ["0", "1", "1.5", "-0.1", "half", "nan"])
@@ -59,8 +59,8 @@ def test_a_share_lies_between_0_and_1(share: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kl(fame)", r"expected kl\(statement\|question\|few-shot\|few-shot-statement\), got kl\(fame\)"),
-        ("row-anchor(0.5)", r"expected row-anchor\(statement\|question\|few-shot\|few-shot-statement\), got"),
+        ("kl(fame)", r"expected kl\(statement\|question\|few-shot\|few-shot-statement\|best\), got kl\(fame\)"),
+        ("row-anchor(0.5)", r"expected row-anchor\(statement\|question\|few-shot\|few-shot-statement\|best\), got"),
         ("ce(statement)", r"expected ce, got ce\(statement\)"),
         ("weighted-ce(loss)", r"expected weighted-ce\(relevance\|salience\), got"),
         ("ce + 2*ce", "names ce twice"),

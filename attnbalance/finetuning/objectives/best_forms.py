@@ -1,0 +1,96 @@
+"""The best form of each relation: the one of `FORMS` in which the base model completes most of its facts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from attnbalance.data.forms import FORMS, in_form
+from attnbalance.data.prompts import Prompt
+from attnbalance.errors import DataError
+from attnbalance.finetuning.examples import IGNORED, Example, answer_logits, examples_of
+from attnbalance.finetuning.objectives.base_model import prompts_of
+from attnbalance.models.hooked import HookedModel
+
+TRIED = 50
+"""The largest number of facts of a relation that the base is asked in each form."""
+
+CHOSEN = "best form"
+"""The name of the target that holds the index in `FORMS` of the form chosen for the example's relation."""
+
+
+def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, str]:
+    """For each relation of the training facts, the form in which the base completes most; ties go to the first.
+
+    At most `TRIED` facts of a relation are asked. A form takes part where it can ask: few-shot forms need enough
+    subjects and positions, and each must leave the answers' tokens as they are. Warns of relations of which the base
+    completes less than a constant answer gets right, in whatever form. Raises `DataError` for a relation that no form
+    can ask about.
+
+    Args:
+        examples: The training examples.
+        base: The base model, with its adapters switched off.
+        batch_size: Examples of one forward pass.
+        seed: Seed that draws the facts and the few shots.
+    """
+    prompts = list({prompt.prompt_id: prompt for prompt in prompts_of(examples)}.values())
+    best, weak = dict[str, str](), list[str]()
+    for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
+        own = [prompt for prompt in prompts if prompt.fact.relation == relation]
+        drawn = random.Random(seed).sample(own, min(TRIED, len(own)))  # noqa: S311
+        rates = _rates(drawn, own, base, batch_size, seed)
+        if not rates:
+            raise DataError(f"no form can ask about the facts of relation {relation!r}: {', '.join(FORMS)} were tried")
+        form = best[relation] = max(rates, key=lambda form: rates[form])
+        constant = Counter(prompt.fact.answer for prompt in own).most_common(1)[0][1] / len(own)
+        if rates[form] < constant:
+            weak.append(f"{relation} ({100 * rates[form]:.1f}% as {form}, a constant answer {100 * constant:.1f}%)")
+    if weak:
+        warnings.warn(
+            f"In no form does the base complete as many facts as a constant answer gets right: {', '.join(weak)}. "
+            "What it says of them is not worth keeping",
+            stacklevel=2,
+        )
+    return best
+
+
+def _rates(
+    prompts: Sequence[Prompt], shots_from: Sequence[Prompt], base: HookedModel, batch_size: int, seed: int
+) -> dict[str, float]:
+    """The share of facts of one relation that the base completes, by form."""
+    rates = dict[str, float]()
+    for form in FORMS:
+        try:
+            asked = examples_of(in_form(form, prompts, seed, shots_from), base.tokenizer, end=False)
+            rates[form] = sum(completions(asked, base, batch_size)) / len(asked)
+        except DataError:
+            continue
+    return rates
+
+
+def completions(asked: Sequence[Example], base: HookedModel, batch_size: int) -> list[bool]:
+    """Whether the base predicts each answer: each of its tokens is the most probable after the right ones before it."""
+    wanted = [[label for label in example.labels if label != IGNORED] for example in asked]
+    predicted = itertools.chain.from_iterable(answer_logits(base, asked, batch_size))
+    right = {i: logits.argmax(-1).tolist() == wanted[i] for i, logits in predicted}
+    return [right[i] for i in range(len(asked))]
+
+
+def form_targets(examples: Sequence[Example], best: Mapping[str, str]) -> list[dict[str, Tensor]]:
+    """The target `CHOSEN` of each example."""
+    return [{CHOSEN: torch.tensor(FORMS.index(best[prompt.fact.relation]))} for prompt in prompts_of(examples)]
+
+
+def chosen_forms(examples: Sequence[Example]) -> dict[str, str]:
+    """The form of each relation, read from the targets of examples; empty if they have none."""
+    return {
+        prompt.fact.relation: FORMS[int(example.targets[CHOSEN])]
+        for example, prompt in zip(examples, prompts_of(examples), strict=True)
+        if CHOSEN in example.targets
+    }
