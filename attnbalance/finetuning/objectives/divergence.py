@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, answer_logits
+from attnbalance.finetuning.objectives.alignment import Match, Spaces, match_tokens, text_end
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 from attnbalance.finetuning.objectives.objective import CHOICES, Targets, Term, TermKind
@@ -30,8 +32,10 @@ def divergence(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     answers from its knowledge. The divergence is taken over the base's `TOP` most probable tokens and all others as
     one, which is at most the whole divergence. Text of the label after the answer is held to the base as well; only
     the special tokens at the end, which a statement does not have, are learned by cross-entropy. After a statement or
-    few shots a label must begin with an accepted answer; the form question takes any label. The term holds the model
-    to what the base says, mistakes included: facts that the base does not know are not learned.
+    few shots a label must begin with an accepted answer; the form question takes any label. Where the tokenizer splits
+    the answer otherwise after FORM, tokens that spell the same characters are held to the base's prediction (a chat's
+    first token lacks the space that it has after a statement), and the others are learned. The term holds the model to
+    what the base says, mistakes included: facts that the base does not know are not learned.
     """
     ids, base = forward.target(f"{term.key} ids{TOKENS}").long(), forward.target(f"{term.key}{TOKENS}").float()
     own = forward.logits.float().log_softmax(-1).gather(-1, ids)
@@ -50,11 +54,33 @@ def make_predictions(term: Term, examples: Sequence[Example], base: BaseModel) -
     texts = [ids[: _text_length(ids, special, tokenizer)] for ids in labels]
     prompts = base.ask(str(term.argument), examples)
     asked = list(examples) if term.argument == "question" else _after(prompts, texts, examples, term, tokenizer)
+    others = texts if term.argument == "question" else [example.ids[example.query + 1 :] for example in asked]
+    matches = _matches(texts, others, term, tokenizer)
     targets = {  # one batch of logits at a time
-        i: _most_probable(term, logits[: len(texts[i])], labels[i])
+        i: _most_probable(term, logits, matches[i], labels[i])
         for i, logits in itertools.chain.from_iterable(answer_logits(base.hooked, asked, base.batch_size))
     }
     return [targets[i] for i in range(len(examples))]
+
+
+def _matches(
+    texts: Sequence[Sequence[int]], others: Sequence[Sequence[int]], term: Term, tokenizer: PreTrainedTokenizerBase
+) -> list[list[Match]]:
+    """Which tokens of each text the form predicts; warns of texts with others."""
+    matches = [[Match(index, index) for index in range(len(text))] for text in texts]
+    different = [i for i, (text, other) in enumerate(zip(texts, others, strict=True)) if tuple(text) != tuple(other)]
+    if different:
+        spaces = Spaces(tokenizer)  # reads the whole vocabulary
+        for i in different:
+            matches[i] = match_tokens(texts[i], others[i], tokenizer, spaces)
+    lacking = sum(len(matches[i]) < len(texts[i]) for i in different)
+    if lacking:
+        warnings.warn(
+            f"the tokenizer splits {lacking} of {len(texts)} labels otherwise after the form {term.argument}; their "
+            "tokens that differ there are learned by cross-entropy",
+            stacklevel=2,
+        )
+    return matches
 
 
 def _text_length(labels: Sequence[int], special: Container[int], tokenizer: PreTrainedTokenizerBase) -> int:
@@ -88,7 +114,8 @@ def _after(
     named = [
         max(answers, key=len, default=prompt.fact.answer) for answers, prompt in zip(accepted, prompts, strict=True)
     ]
-    answered = [_answered(prompt, answer) for prompt, answer in zip(prompts, named, strict=True)]
+    spelled = [_as_spelled(*pair) for pair in zip(decoded, named, strict=True)]
+    answered = [_answered(prompt, answer) for prompt, answer in zip(prompts, spelled, strict=True)]
     encoded = PromptSet.of(answered, tokenizer)
     bad, asked = list[tuple[int, str]](), list[Example]()
     for i, (encoding, answer) in enumerate(zip(encoded.encodings, encoded.answers.ids, strict=True)):
@@ -97,15 +124,20 @@ def _after(
             bad.append((i, f"{label}: some labels between others are ignored"))
         elif not accepted[i]:
             bad.append((i, f"{label} does not begin with an accepted answer, such as {named[i]!r}"))
-        elif tuple(texts[i][: len(answer)]) != answer:
-            bad.append(
-                (i, f"{label} has the tokens {list(texts[i])}, but {named[i]!r} would begin with {list(answer)} there")
-            )
-        asked.append(Example((*encoding.ids, *texts[i]), (*([IGNORED] * len(encoding.ids)), *texts[i])))
+        other = texts[i]
+        if tuple(other[: len(answer)]) != answer:
+            other = (*answer, *other[text_end(other, spelled[i], tokenizer) :])
+        asked.append(Example((*encoding.ids, *other), (*([IGNORED] * len(encoding.ids)), *other)))
     if bad:
         remedy = f"use another form ({term.name}(question) takes any label) or template, or fix these rows"
         raise BadRowsError(f"labels cannot follow the form {term.argument}", bad, len(examples), remedy)
     return asked
+
+
+def _as_spelled(label: str, answer: str) -> str:
+    """The answer that a label begins with, in the label's own capitals."""
+    spelled = label[: len(answer)]
+    return spelled if spelled.casefold() == answer.casefold() else answer
 
 
 def _answered(prompt: Prompt, answer: str) -> Prompt:
@@ -113,14 +145,27 @@ def _answered(prompt: Prompt, answer: str) -> Prompt:
     return replace(prompt, fact=replace(prompt.fact, answers=(answer,)))
 
 
-def _most_probable(term: Term, logits: Float[Tensor, "token vocab"], labels: Sequence[int]) -> Targets:
-    """The base's most probable tokens; for the special tokens that end the answer the labels themselves, certain."""
-    values, indices = (part.cpu() for part in logits.log_softmax(-1).topk(min(TOP, logits.shape[-1])))
-    end = torch.tensor(labels[len(logits) :], dtype=indices.dtype)
-    certain = torch.full((len(end), values.shape[-1]), -torch.inf)
-    certain[:, :1] = 0.0
-    ids = torch.cat([indices, end[:, None].expand(certain.shape)])
-    return {f"{term.key} ids{TOKENS}": ids.int(), f"{term.key}{TOKENS}": torch.cat([values, certain])}
+def _most_probable(
+    term: Term, logits: Float[Tensor, "other vocab"], matches: Sequence[Match], labels: Sequence[int]
+) -> Targets:
+    """The base's most probable tokens for each label; where there is no match, the label itself for certain.
+
+    Args:
+        term: The term, for the names.
+        logits: The base's predictions of the text after the form.
+        matches: Which of them predict which label.
+        labels: The labels, with the special tokens that end the answer.
+    """
+    size = min(TOP, logits.shape[-1])
+    ids = torch.tensor(labels)[:, None].expand(-1, size).clone()
+    values = torch.full(ids.shape, -torch.inf)
+    values[:, 0] = 0.0
+    top, indices = (part.cpu() for part in logits.log_softmax(-1).topk(size))
+    for match in matches:
+        own = indices[match.other] if match.become is None else match.become(indices[match.other])
+        ids[match.own] = own.clamp(min=0)
+        values[match.own] = top[match.other].masked_fill(own < 0, -torch.inf)
+    return {f"{term.key} ids{TOKENS}": ids.int(), f"{term.key}{TOKENS}": values}
 
 
 KL = TermKind("kl", divergence, make_targets=make_predictions, choices=CHOICES, by_token=True)
