@@ -1,0 +1,263 @@
+"""The rows of `real_model.py`: ways of finetuning, how each is trained and asked, and what the base knows before."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from real_model_scores import DRIFT, SECONDS, Answers, Before, measure
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from attnbalance.data.facts import FactSet
+from attnbalance.data.forms import FEW_SHOT, FEW_SHOT_STATEMENT, FORMS, in_form, too_few_subjects
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import Prompt, make_prompts
+from attnbalance.data.statements import statement_prompts
+from attnbalance.errors import DataError
+from attnbalance.files.outputs import provenance, read_saved, write_saved
+from attnbalance.files.seals import hash_file
+from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.settings import FinetuneSettings
+from attnbalance.finetuning.splits import Split, split_facts
+from attnbalance.models.config import load_config
+from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.models.generate import generate
+from attnbalance.models.hooked import HookedModel
+from attnbalance.models.load import load_model
+from attnbalance.readings.drift import read_drift
+from attnbalance.readings.knowledge import CATEGORIES, Knowledge, knowledge, passes
+from attnbalance.readings.recall import answer_budgets, score
+from attnbalance.statistics.intervals import Interval, mean_intervals
+
+CONSTANT = "constant"
+"""The row that gives every question its relation's most frequent training answer."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way of finetuning, or, with a form, none."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the command line's `FinetuneSettings`; {middle} and {last} stand for the model's layers."""
+    split: str = "bottom"
+    """One of `SPLITS`."""
+    known_only: bool = False
+    """Whether to train only on facts that the base answers rightly in some form (Gekhman et al. 2024)."""
+    form: str = ""
+    """Without training: the form in which the base is asked, or `CONSTANT`."""
+
+
+ROWS = {
+    "plain": Row(),
+    "ce-kl": Row({"objective": f"ce + kl({FEW_SHOT_STATEMENT})"}),
+    "kl": Row({"objective": f"kl({FEW_SHOT_STATEMENT})"}),
+    "plain-top": Row(split="top"),
+    "known-only": Row(known_only=True),
+    "upper-half": Row({"train": "all@{middle}-{last}"}),
+    "small-lr": Row({"learning_rate": 3e-5}),
+    "qk": Row({"train": "qk"}),
+    "base-question": Row(form="question"),
+    "base-few-shot": Row(form=FEW_SHOT),
+    "base-few-shot-statement": Row(form=FEW_SHOT_STATEMENT),
+    "constant": Row(form=CONSTANT),
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What all rows share."""
+
+    model: str
+    facts: FactSet
+    out: Path
+    options: argparse.Namespace
+
+    @cached_property
+    def base(self) -> HookedModel:
+        """The model before training."""
+        return load_model(self.model, dtype="float32")
+
+    def settings(self, row: Row, seed: int) -> FinetuneSettings:
+        """How a row is trained."""
+        last = load_config(self.model).num_hidden_layers - 1
+        own = dict(row.settings)
+        if "train" in own:
+            own["train"] = own["train"].format(middle=(last + 1) // 2, last=last)
+        options = self.options
+        general: dict[str, Any] = {"steps": options.steps, "learning_rate": options.lr, "seed": seed}
+        general |= {"batch_size": options.batch_size, "lora_rank": options.lora_rank, "dtype": "float32"}
+        return FinetuneSettings(**{**general, **own})
+
+    def ask(self, model: HookedModel, form: str, prompts: Sequence[Prompt]) -> list[str]:
+        """Greedy answers; after few shots an answer ends with its line."""
+        asked, one_line = PromptSet.of(prompts, model.tokenizer), form in (FEW_SHOT, FEW_SHOT_STATEMENT)
+        budgets, size = answer_budgets(asked), self.options.ask_batch
+        return generate(model, asked, max_new_tokens=budgets, batch_size=size, first_line=one_line, progress=True)
+
+
+class Trial:
+    """The rows of one seed and split: its facts, and what the base knows of them, asked when first needed."""
+
+    def __init__(self, protocol: Protocol, seed: int, split: str) -> None:
+        self.protocol, self.seed = protocol, seed
+        self.split = split_facts(protocol.facts, split, seed=seed)
+        heldout = self.split.heldout.sample(protocol.options.heldout_limit, seed)
+        self.heldout, self.train = make_prompts(heldout), make_prompts(self.split.train)
+        _check_subjects("held-out", heldout)
+        _check_subjects("training", self.split.train)
+
+    @cached_property
+    def known(self) -> Knowledge:
+        """What the base knows of the held-out facts; killed, it resumes."""
+        work = self.protocol.out / "base" / f"heldout-seed-{self.seed}"
+        work.mkdir(parents=True, exist_ok=True)
+        options = {"forms": FORMS, "batch_size": self.protocol.options.ask_batch, "seed": self.seed}
+        return knowledge(self.protocol.base, self.heldout, **options, work=work, progress=True)
+
+    @cached_property
+    def said(self) -> dict[str, list[str]]:
+        """The base's answers about the training facts, by form."""
+        folder, said = self.protocol.out / "base", {}
+        for form in FORMS:
+            file = folder / f"{self.split.name}-seed-{self.seed}-{form}.json"
+            asked = {"model": files_fingerprint(self.protocol.model), "facts": self.split.train.sha256}
+            saved = read_saved(file)
+            if saved.get("asked") != asked:
+                prompts = in_form(form, self.train, self.seed)
+                saved = {"asked": asked, "outputs": self.protocol.ask(self.protocol.base, form, prompts)}
+                write_saved(file, saved)
+            said[form] = saved["outputs"]
+        return said
+
+    @cached_property
+    def before(self) -> Before:
+        """Which held-out facts the base knows, and which training facts it does not."""
+        right = [score(self.train, texts, {}).correct for texts in self.said.values()]
+        unknown = [not any(hits) for hits in zip(*right, strict=True)]
+        known = [category == CATEGORIES[0] for category in self.known.categories]
+        return Before(self.heldout, known, self.train, unknown)
+
+    def key(self, row: Row) -> dict[str, Any]:
+        """What decides a row's result."""
+        text = self.protocol.options.text
+        parts = {"train": self.split.train, "heldout": FactSet(tuple(prompt.fact for prompt in self.heldout))}
+        key = {
+            "model": files_fingerprint(self.protocol.model),
+            "facts_sha256": {part: facts.sha256 for part, facts in parts.items()},
+            "row": asdict(row),
+            "settings": self.protocol.settings(row, self.seed).record(),
+            "text": text and hash_file(Path(text)),
+        }
+        return json.loads(json.dumps(key))
+
+    def result(self, name: str) -> dict[str, Any]:
+        """The result of a row: the saved one if its settings are equal."""
+        saved = self.saved(name)
+        if saved is None:
+            made = self._untrained(ROWS[name]) if ROWS[name].form else self._trained(name)
+            saved = {"row": name, "seed": self.seed, "key": self.key(ROWS[name]), **made, **provenance()}
+            write_saved(self._file(name), saved)
+        return saved
+
+    def saved(self, name: str) -> dict[str, Any] | None:
+        """The saved result of a row; None if there is none of these settings."""
+        saved = read_saved(self._file(name))
+        return saved if saved.get("key") == self.key(ROWS[name]) else None
+
+    def _file(self, name: str) -> Path:
+        return self.protocol.out / f"{name}-seed-{self.seed}.json"
+
+    def _untrained(self, row: Row) -> dict[str, Any]:
+        shortcuts = self.split.train.most_frequent_answers()
+        if row.form == CONSTANT:
+            said, learned = (
+                [shortcuts.get(prompt.fact.relation, ("",))[0] for prompt in prompts]
+                for prompts in (self.heldout, self.train)
+            )
+            answers = Answers(said, said, learned, learned)
+        else:
+            heldout = self.known.outputs
+            answers = Answers(
+                heldout[row.form], heldout[FEW_SHOT_STATEMENT], self.said[row.form], self.said["statement"]
+            )
+        return self._scored(answers, shortcuts, {DRIFT: None, SECONDS: None})
+
+    def _trained(self, name: str) -> dict[str, Any]:
+        row, out = ROWS[name], self.protocol.out / "runs" / f"{name}-seed-{self.seed}"
+        split = self._known_only() if row.known_only else self.split
+        with step_ends() as ends:
+            run = finetune(self.protocol.model, split, out, self.protocol.settings(row, self.seed), progress=True)
+        between = [after - before for before, after in pairwise(ends)]
+        step = Interval(statistics.median(between), float("nan"), float("nan"), len(between)) if between else None
+        model = load_model(run.path, dtype="float32")
+        extra = {DRIFT: self._drift(model), SECONDS: step}
+        about = {"trained": run.trained, "best_step": run.best_step, "validation": sorted(run.validation_loss.items())}
+        return about | self._scored(self._answers(model), run.shortcuts, extra)
+
+    def _known_only(self) -> Split:
+        """The split without the training facts that the base answers in no form."""
+        known = [fact for fact, wrong in zip(self.split.train, self.before.unknown, strict=True) if not wrong]
+        if not known:
+            raise DataError(
+                f"expected training facts that the base answers in some form, got none of {len(self.train)}"
+            )
+        train = replace(self.split.train, facts=tuple(known))
+        return replace(self.split, name=f"{self.split.name}, known", train=train)
+
+    def _answers(self, model: HookedModel) -> Answers:
+        few_shot = passes(self.heldout, model.tokenizer, [FEW_SHOT_STATEMENT], self.seed)[FEW_SHOT_STATEMENT]
+        return Answers(
+            self.protocol.ask(model, "question", self.heldout),
+            self.protocol.ask(model, FEW_SHOT_STATEMENT, few_shot),
+            self.protocol.ask(model, "question", self.train),
+            self.protocol.ask(model, "statement", in_form("statement", self.train)),
+        )
+
+    def _drift(self, model: HookedModel) -> Interval:
+        if self.protocol.options.text:
+            whole = Path(self.protocol.options.text).read_text(encoding="utf-8")
+            texts = [part.strip() for part in whole.split("\n\n") if part.strip()]
+            clusters = [str(index) for index in range(len(texts))]
+        else:
+            stated = statement_prompts(prompt.fact for prompt in self.heldout)
+            texts = [f"{prompt.text} {prompt.fact.answer}." for prompt in stated]
+            clusters = [prompt.fact.subject for prompt in stated]
+        drift = read_drift(model, self.protocol.base, texts, batch_size=8)
+        return mean_intervals(drift[:, None].numpy(), clusters)[0]
+
+    def _scored(
+        self, answers: Answers, shortcuts: Mapping[str, Sequence[str]], extra: Mapping[str, Interval | None]
+    ) -> dict[str, Any]:
+        scores = {**measure(self.before, answers, shortcuts), **extra}
+        saved = {name: interval and interval.as_dict() for name, interval in scores.items()}
+        return {"scores": saved, "outputs": asdict(answers)}
+
+
+def _check_subjects(part: str, facts: FactSet) -> None:
+    """Raise `DataError` for relations with too few subjects for few-shot."""
+    if few := too_few_subjects(facts):
+        counts = ", ".join(f"{relation!r} has {subjects}" for relation, subjects in few.items())
+        raise DataError(
+            f"few-shot needs at least 5 subjects of each relation; of the {part} facts {counts}: leave such relations "
+            "out of --relations, or give more facts or a larger --heldout-limit"
+        )
+
+
+@contextmanager
+def step_ends() -> Iterator[list[float]]:
+    """The times, in seconds, at which optimizer steps end inside the block."""
+    ends = list[float]()
+    hook = register_optimizer_step_post_hook(lambda *_: ends.append(time.perf_counter()))
+    try:
+        yield ends
+    finally:
+        hook.remove()
