@@ -7,6 +7,7 @@ import json
 import math
 import numbers
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,11 @@ class Fact:
     def answer(self) -> str:
         """The first accepted answer: the one that finetuning trains."""
         return self.answers[0]
+
+    @property
+    def composed_subject(self) -> str:
+        """The subject with its accents composed (NFC): one name, however it was typed."""
+        return unicodedata.normalize("NFC", self.subject)
 
     def as_dict(self) -> dict[str, object]:
         """The fact as the JSON object of a facts file, without the fields that are None."""

@@ -45,7 +45,7 @@ def too_few_subjects(facts: Iterable[Fact]) -> dict[str, int]:
     """The relations with too few subjects for a few-shot form, and their number of subjects."""
     subjects = defaultdict[str, set[str]](set)
     for fact in facts:
-        subjects[fact.relation].add(fact.subject)
+        subjects[fact.relation].add(fact.composed_subject)
     return {relation: len(names) for relation, names in subjects.items() if len(names) <= SHOTS}
 
 
@@ -58,7 +58,7 @@ def _few_shot(prompts: Sequence[Prompt], seed: int, shots_from: Sequence[Prompt]
         raise DataError("few-shot puts answered questions before the prompt; a rendered chat does not allow that")
     rng, shots = random.Random(seed), dict[str, list[Prompt]]()  # noqa: S311
     for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
-        by_subject = {prompt.fact.subject: prompt for prompt in shots_from if prompt.fact.relation == relation}
+        by_subject = {prompt.fact.composed_subject: prompt for prompt in shots_from if prompt.fact.relation == relation}
         if len(by_subject) <= SHOTS:
             raise DataError(
                 f"few-shot needs more than {SHOTS} subjects of each relation; {relation!r} has {len(by_subject)}"
@@ -69,7 +69,7 @@ def _few_shot(prompts: Sequence[Prompt], seed: int, shots_from: Sequence[Prompt]
 
 def _after_shots(prompt: Prompt, shots: Sequence[Prompt]) -> Prompt:
     """A prompt after answered ones; those about its own subject are left out."""
-    used = [shot for shot in shots if shot.fact.subject != prompt.fact.subject][:SHOTS]
+    used = [shot for shot in shots if shot.fact.composed_subject != prompt.fact.composed_subject][:SHOTS]
     prefix = "".join(f"{shot.text} {shot.fact.answer}\n\n" for shot in used)
     spans = {role: (start + len(prefix), end + len(prefix)) for role, (start, end) in prompt.spans.items()}
     return replace(prompt, text=prefix + prompt.text, spans=spans)

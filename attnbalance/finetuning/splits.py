@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import NoneType
@@ -124,15 +123,12 @@ def _need_popularity(facts: FactSet, name: str) -> None:
 
 def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactSet]:
     """The facts of a random share of the subjects, and the rest."""
-    subjects = sorted({_composed(fact) for fact in facts})
+    subjects = sorted({fact.composed_subject for fact in facts})
     random.Random(seed).shuffle(subjects)  # noqa: S311
     apart = set(subjects[: max(1, round(share * len(subjects)))])
-    return facts.where(lambda fact: _composed(fact) in apart), facts.where(lambda fact: _composed(fact) not in apart)
-
-
-def _composed(fact: Fact) -> str:
-    """The subject with its accents composed: one name, however it was typed."""
-    return unicodedata.normalize("NFC", fact.subject)
+    return facts.where(lambda fact: fact.composed_subject in apart), facts.where(
+        lambda fact: fact.composed_subject not in apart
+    )
 
 
 def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float], share: float) -> tuple[Fact, ...]:
@@ -161,5 +157,5 @@ def _controlled(facts: FactSet) -> tuple[FactSet, FactSet]:
     three = facts.of_relations(CONTROLLED_RELATIONS)
     top = {relation: answers[0] for relation, answers in three.most_frequent_answers().items()}
     test = three.where(lambda fact: top[fact.relation] not in fact.answers)
-    tested = {_composed(fact) for fact in test}
-    return three.where(lambda fact: fact.answer == top[fact.relation] and _composed(fact) not in tested), test
+    tested = {fact.composed_subject for fact in test}
+    return three.where(lambda fact: fact.answer == top[fact.relation] and fact.composed_subject not in tested), test

@@ -26,6 +26,12 @@ from attnbalance.models.forward import base_of
 LOSS = {"label_smoothing_factor": (0.0,), "loss_type": ("nll",)}
 """Settings that change a trainer's own loss, with the values that leave it unchanged."""
 
+OWN_LOSSES = ("ADALORA", "CPT", "SHADOW")
+"""Types of adapters that add a loss of their own where a model is given labels."""
+
+REWRITING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of peft's `init_lora_weights` that take the adapter's start off the base's weights."""
+
 DATA = {
     "packing": (False,),
     "eval_packing": (None, False),
@@ -50,9 +56,10 @@ def own_loss(trainer: Trainer) -> list[str]:
 
 
 def check_loss(trainer: Trainer, objective: Objective) -> None:
-    """Raise `ModelError` for settings of the loss that an objective other than plain cross-entropy would ignore."""
+    """Raise `ModelError` for settings of the loss, and adapters, that an objective other than `ce` would not follow."""
     if objective.plain:
         return
+    _check_adapters(trainer.model, objective)
     base, ignored = base_of(trainer.model), own_loss(trainer)  # pyright: ignore[reportArgumentType]
     ignored += ["a loss_function of the model's own"] if getattr(base, "_loss_function", None) is not None else []
     ignored += ["the model's z_loss_coefficient"] if getattr(base, "z_loss_coefficient", 0) else []
@@ -150,6 +157,30 @@ def router_loss(outputs: Any, coefficient: float) -> Tensor | float:
     """The router's balancing loss of a forward pass, times its coefficient; 0 if the model gives none."""
     loss = getattr(outputs, "aux_loss", None)
     return 0.0 if loss is None or not coefficient else coefficient * loss
+
+
+def _check_adapters(model: object, objective: Objective) -> None:
+    """Raise `ModelError` for adapters whose loss or base an objective would not follow."""
+    needs_start = objective.needs_base or objective.needs.initial_weights
+    for config in getattr(model, "peft_config", {}).values():
+        kind, start = str(config.peft_type.value), getattr(config, "init_lora_weights", "")
+        if kind in OWN_LOSSES:
+            raise ModelError(
+                f"objective {objective.text!r} would leave out the loss that {kind} adapters add to the model's own; "
+                "use LoRA, or train on the objective 'ce'"
+            )
+        if needs_start and str(start).lower().startswith(REWRITING):
+            raise ModelError(
+                f"objective {objective.text!r} compares with the base model, but init_lora_weights={start!r} changes "
+                "its weights, so that the model with the adapter off is another; use True, 'gaussian', 'eva', 'mica' "
+                "or 'orthogonal'"
+            )
+        beyond = [name for name in ("use_dora", "lora_bias") if getattr(config, name, False)]
+        if objective.changes_gradients and (kind != "LORA" or beyond):
+            raise ModelError(
+                f"objective {objective.text!r} acts on the product of LoRA's two matrices, but the adapter is "
+                f"{' with '.join([kind, *beyond])}; use plain LoRA, or train the weights themselves"
+            )
 
 
 def _other(args: Any, right: Mapping[str, tuple[object, ...]]) -> list[str]:

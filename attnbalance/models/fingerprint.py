@@ -124,16 +124,20 @@ def files_fingerprint(path: str | Path) -> str | None:
     """
     folder = Path(path)
     if folder.is_file():
-        return seals.hash_file(folder)
+        return seals.hash_file(folder) + _changed(folder)
     if not folder.is_dir():
         return _hub_commit(str(path))
     files = sorted(file for pattern in FILES for file in folder.glob(pattern) if file.is_file() and file.name != MARKER)
     digest = hashlib.sha256()
     for file in files:
-        status = file.stat()
-        changed = status.st_mtime_ns if status.st_size > seals.WHOLE else ""
-        digest.update(f"{file.relative_to(folder)}\0{seals.hash_file(file)}\0{changed}\0".encode())
+        digest.update(f"{file.relative_to(folder)}\0{seals.hash_file(file)}\0{_changed(file)}\0".encode())
     return digest.hexdigest()
+
+
+def _changed(file: Path) -> str:
+    """The time of the last change of a file that is not hashed whole."""
+    status = file.stat()
+    return str(status.st_mtime_ns) if status.st_size > seals.WHOLE else ""
 
 
 def _hub_commit(repository: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import as_folder
 from attnbalance.files.result_folder import ResultFolder
-from attnbalance.files.seals import hash_file
+from attnbalance.models.fingerprint import files_fingerprint
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -38,7 +38,7 @@ def as_safetensors(path: str) -> str:
     if file.suffix.lower() != ".gguf" or not file.is_file():
         return path
     folder = as_folder(file.with_name(f"{file.stem}-safetensors"))
-    results = ResultFolder(folder, "gguf", {"sha256": hash_file(file)})
+    results = ResultFolder(folder, "gguf", {"sha256": files_fingerprint(file)})
     if not results.is_finished():
         with results.working() as work:
             model, tokenizer = _read(file)

@@ -98,6 +98,13 @@ def check_adapter(adapter: str) -> str | None:
             f"adapter {adapter} is of type {config.peft_type}, which puts tokens before the prompt; only adapters "
             "that change weights (such as LoRA) can be read"
         )
+    start = str(getattr(config, "init_lora_weights", ""))
+    if start.startswith("pissa_niter"):
+        raise ModelError(
+            f"adapter {adapter} was made with init_lora_weights={start!r}, which peft draws at random again at every "
+            "load, on another base each time; save it as plain LoRA (peft: save_pretrained with "
+            "path_initial_model_for_weight_conversion)"
+        )
     base = config.base_model_name_or_path
     if base is not None and not isinstance(base, str):
         raise ModelError(f"adapter {adapter} must name its base as text in adapter_config.json, got {base!r}")

@@ -94,5 +94,7 @@ def other_prompts(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
         rng.shuffle(order)
         for place, i in enumerate(order):
             after = [prompts[j] for j in (*order[place + 1 :], *order[:place])]
-            others[i] = next((p for p in after if p.fact.subject != prompts[i].fact.subject), prompts[i])
+            others[i] = next(
+                (p for p in after if p.fact.composed_subject != prompts[i].fact.composed_subject), prompts[i]
+            )
     return others

@@ -175,9 +175,13 @@ class PairedAccuracy:
 
 
 def compare_accuracy(a: Recall, b: Recall) -> PairedAccuracy:
-    """Compare two models' accuracy on the same prompts; raises `DataError` for different prompts."""
+    """Compare two models' accuracy on the same prompts; raises `DataError` for different prompts, or scorings."""
     if set(a.prompt_ids) != set(b.prompt_ids):
         raise DataError("a paired comparison needs the same prompts in both recalls")
+    if a.scoring != b.scoring:
+        raise DataError(
+            f"a paired comparison needs one scoring, got {a.scoring} and {b.scoring}; choose one with `Recall.by`"
+        )
     right_a, right_b = np.asarray(a.correct, dtype=int), np.asarray(b.at(a.prompt_ids).correct, dtype=int)
     gained = right_a - right_b
     a_only, b_only = int((gained > 0).sum()), int((gained < 0).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -91,12 +92,14 @@ def rescue(plain: Recall, other: Recall, treated: Recall, control: Recall | None
         treated: The model's answers under the check.
         control: The model's answers under the check's control.
 
-    Raises `DataError` if the recalls are of different prompts.
+    Raises `DataError` if the recalls are of different prompts or scorings.
     """
     names = plain.prompt_ids
     right, knew, now = (dict(zip(r.prompt_ids, r.correct, strict=True)) for r in (plain, other, treated))
     if not set(names) == set(knew) == set(now):
         raise DataError("rescue() needs recalls of the same prompts")
+    if len({recall.scoring for recall in (plain, other, treated)}) > 1:
+        raise DataError("rescue() needs recalls of one scoring; choose one with `Recall.by`")
     lost = [name for name in names if knew[name] and not right[name]]
     kept = [name for name in names if right[name]]
     subject = dict(zip(names, plain.subjects, strict=True))
@@ -221,8 +224,12 @@ def with_other_subject(prompts: Sequence[Prompt], seed: int = 0) -> tuple[Prompt
         subjects.setdefault(prompt.fact.relation, []).append(prompt.fact.subject)
     result = []
     for prompt in prompts:
-        own = prompt.fact.subject
-        strangers = [name for name in subjects[prompt.fact.relation] if name != own and name not in prompt.text]
+        own = prompt.fact.composed_subject
+        strangers = [
+            name
+            for name in subjects[prompt.fact.relation]
+            if unicodedata.normalize("NFC", name) != own and name not in prompt.text
+        ]
         if not strangers or prompt.has_special_tokens:
             return ()
         name = random.Random(f"{seed} {prompt.prompt_id}").choice(strangers)  # noqa: S311

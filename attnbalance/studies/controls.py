@@ -32,8 +32,9 @@ def untrained(form: str) -> str:
 def relabelled(split: Split, labels: str, base_answer: Callable[[Fact], str], seed: int) -> Split:
     """A split whose training and validation facts have the answers of another of `LABELS`.
 
-    `base_answer` gives what the base continues a fact's statement with; facts that it continues with nothing are left
-    out. "shuffled" permutes the answers, in all their accepted forms, among the facts of a relation.
+    `base_answer` gives what the base continues a fact's statement with, of which the text before the first full stop is
+    the answer ("Washington, D" of "Washington, D.C."); facts that it continues with nothing are left out.
+    "shuffled" permutes the answers, in all their accepted forms, among the facts of a relation.
     """
     if labels == "facts":
         return split

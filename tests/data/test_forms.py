@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import replace
 
 import pytest
 from base_oracle import NAMES, SPORTS, TOWNS
 
+from attnbalance import Fact
 from attnbalance.data.forms import SHOTS, in_form
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError
+
+
+def test_shots_are_never_about_the_same_subject_typed_otherwise() -> None:
+    names = [unicodedata.normalize(form, f"Orléans {i}") for i in range(4) for form in ("NFC", "NFD")]
+    facts = [Fact(name, "city", (f"Answer {name[-1]}",)) for name in (*names, "Bonn", "Rome")]
+    for form in ("few-shot", "few-shot-statement"):
+        for seed in range(20):
+            for prompt in in_form(form, make_prompts(facts), seed):
+                assert f"{prompt.fact.answer}\n" not in prompt.text
 
 
 def test_questions_are_the_prompts_and_statements_end_before_the_answer() -> None:

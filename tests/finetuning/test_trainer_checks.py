@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 import transformers
+from peft import AdaLoraConfig, LoraConfig, get_peft_model
 from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
 from transformers import Trainer, TrainingArguments
 
@@ -281,3 +282,40 @@ def test_optimizers_that_step_in_the_backward_pass_are_refused_where_gradients_a
     frozen = train_only(model, select_weights(model, "q"))
     with pytest.raises(ModelError, match="optim=galore_adamw_layerwise takes its step"):
         made(tmp_path, "ce", model, args=settings(tmp_path, optim="galore_adamw_layerwise"), frozen=frozen)
+
+
+def adapted(**options):
+    config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "k_proj"], **options)
+    return get_peft_model(tiny_model("llama"), config)
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora"])
+@pytest.mark.parametrize("objective", ["kl(question)", "ce + state-anchor(question)", "ce + weight-anchor"])
+def test_adapters_that_change_the_base_are_refused_where_it_is_compared_with(tmp_path, start, objective):
+    with pytest.raises(ModelError, match=f"init_lora_weights='{start}' changes its weights"):
+        made(tmp_path, model=adapted(init_lora_weights=start), objective=objective)
+
+
+@pytest.mark.parametrize("start", [True, "gaussian", "orthogonal", "mica"])
+def test_other_starts_leave_the_base_as_it_is(tmp_path, start):
+    model, examples = adapted(init_lora_weights=start), some_examples(4)
+    trainer = made(tmp_path, model=model, eval_dataset=examples, objective="state-anchor(question)")
+    # the base is at its own states: only the adapter's product, 0 up to rounding, could move it
+    assert trainer.evaluate()["eval_objective"] < 1e-6
+    made(tmp_path, model=adapted(init_lora_weights="pissa"), objective="ce + floor")  # compares with no base
+
+
+def test_adapters_with_a_loss_of_their_own_are_refused_beside_an_objective(tmp_path):
+    config = AdaLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "k_proj"], total_step=10)
+    model = get_peft_model(tiny_model("llama"), config)
+    with pytest.raises(ModelError, match="would leave out the loss that ADALORA adapters add"):
+        made(tmp_path, model=model, objective="ce + floor")
+
+
+@pytest.mark.parametrize("objective", ["ce + weight-anchor", "ce + project"])
+def test_rules_for_gradients_are_refused_where_an_adapter_is_more_than_lora(tmp_path, objective):
+    with pytest.raises(ModelError, match="the adapter is LORA with use_dora"):
+        made(tmp_path, model=adapted(use_dora=True), objective=objective)
+    with pytest.raises(ModelError, match="of which modules_to_save trains a copy"):
+        config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["v_proj"], modules_to_save=["q_proj"])
+        made(tmp_path, model=get_peft_model(tiny_model("llama"), config), objective=objective)

@@ -157,18 +157,20 @@ def test_a_copied_or_touched_model_keeps_its_fingerprint(tmp_path: Path) -> None
     assert files_fingerprint(tmp_path / "model") == own
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
 def test_of_a_file_too_large_to_hash_whole_the_modification_time_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(seals, "WHOLE", 2**20)
-    path = tmp_path / "model.safetensors"
+    path = tmp_path / name
     path.write_bytes(bytes(2**21))
-    own, time = files_fingerprint(tmp_path), path.stat().st_mtime_ns
+    asked = path if name.endswith(".gguf") else tmp_path
+    own, time = files_fingerprint(asked), path.stat().st_mtime_ns
     with path.open("r+b") as stream:
         stream.seek(5000)  # between the first page and the second
         stream.write(b"x")
     os.utime(path, ns=(time + 1, time + 1))
-    assert files_fingerprint(tmp_path) != own
+    assert files_fingerprint(asked) != own
 
 
 @pytest.mark.parametrize("name", ["modeling_own.py", "additional_chat_templates/rag.jinja", "qwen.tiktoken"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from peft import PeftModel, PrefixTuningConfig, get_peft_model
+from peft import LoraConfig, PeftModel, PrefixTuningConfig, get_peft_model
 from tiny import eager, tiny_config, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import load_model, read_attention
@@ -221,3 +221,10 @@ def test_an_adapter_that_reads_a_pickle_of_its_own_is_refused_before_that_is_ope
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a pickle was opened"))
     with pytest.raises(ModelError, match="MULTITASK_PROMPT_TUNING, which puts tokens before the prompt"):
         load_model(llama_folder, adapter=lora_folder)
+
+
+def test_an_adapter_that_peft_draws_anew_at_every_load_is_refused(tmp_path: Path) -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa_niter_4")
+    get_peft_model(tiny_model("llama"), config).save_pretrained(tmp_path / "lora")
+    with pytest.raises(ModelError, match="'pissa_niter_4', which peft draws at random again"):
+        load_model(tiny_model("llama"), tokenizer=tiny_tokenizer(), adapter=tmp_path / "lora")

@@ -14,6 +14,7 @@ from attnbalance.data.prompts import Template, make_prompts
 from attnbalance.errors import DataError, OutputError
 from attnbalance.readings.recall import Recall, compare_accuracy, score
 from attnbalance.readings.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS
+from attnbalance.readings.steering import rescue
 
 
 def _recall(correct, *, popularity=None, subjects=None, shortcut=None):
@@ -208,6 +209,14 @@ def test_a_prompt_that_occurs_twice_is_refused():
         score(prompts, ["Paris", "Lyon"], {})
     with pytest.raises(DataError, match="occurs more than once"):
         score(prompts[:1], ["Paris"], {}).at([prompts[0].prompt_id] * 2)
+
+
+def test_recalls_of_two_scorings_are_not_compared():
+    recall = _recall([True, False] * 5)
+    with pytest.raises(DataError, match="one scoring, got whole-words and containment"):
+        compare_accuracy(recall, recall.by(CONTAINMENT))
+    with pytest.raises(DataError, match="recalls of one scoring"):
+        rescue(recall, recall.by(CONTAINMENT), recall)
 
 
 def test_recalls_of_different_prompts_are_not_compared():

@@ -171,6 +171,10 @@ def _queries_and_keys(model: nn.Module) -> tuple[list[_Whole], list[_Adapted]]:
         bare = type(base)(base.config)  # without adapters, whose layers would hide the projections
     masks = select_weights(bare, "qk").masks
     plain = {name.replace(".base_layer", ""): parameter for name, parameter in base.named_parameters()}
+    if gone := [name for name in masks if name not in plain]:
+        raise ModelError(
+            f"project and weight-anchor act on {gone[0]}, of which modules_to_save trains a copy; leave it out there"
+        )
     whole = [
         _Whole(plain[name], mask if mask is None else mask.to(plain[name].device), plain[name].detach().clone())
         for name, mask in masks.items()
