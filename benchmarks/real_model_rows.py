@@ -63,7 +63,7 @@ ROWS = {
     "plain-top": Row(split="top"),
     "known-only": Row(known_only=True),
     "upper-half": Row({"train": "all@{middle}-{last}"}),
-    "small-lr": Row({"learning_rate": 3e-5}),
+    "small-lr": Row({"learning_rate": 3e-4}),
     "qk": Row({"train": "qk"}),
     "base-question": Row(form="question"),
     "base-few-shot": Row(form=FEW_SHOT),
