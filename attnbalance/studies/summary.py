@@ -155,6 +155,8 @@ def _accuracy(fit: FitResult) -> Interval:
 
 
 def _extraction(fit: FitResult) -> Interval:
+    if not any(fit["stated"]):
+        return Interval(np.nan, np.nan, np.nan, 0)
     return ratio_intervals(_right(fit)[:, None], _right(fit, "stated"), fit["subjects"])[0]
 
 

@@ -71,3 +71,13 @@ def test_a_single_seed_has_intervals_over_facts() -> None:
     width = 1.96 * math.sqrt(0.25 / 200)
     assert row.accuracy.high - row.accuracy.low == pytest.approx(2 * width, rel=0.15)
     assert row.extraction.mean == pytest.approx(np.mean(correct))
+
+
+def test_a_seed_whose_base_completes_none_leaves_the_ratio_unknown() -> None:
+    stated = [1, 1, 1, 1, 0, 0, 1, 1]
+    results = [a_fit("plain", "top", 0, [1] * 8, stated), a_fit("plain", "top", 1, [1] * 8, [0] * 8)]
+    [row] = study_rows(results)
+    assert math.isnan(row.extraction.mean)
+    assert math.isnan(row.kept.mean)
+    [alone] = study_rows(results[1:])
+    assert math.isnan(alone.extraction.mean)
