@@ -137,7 +137,8 @@ class Trial:
     def _said(self, part: str, name: str, prompts: Sequence[Prompt]) -> list[str]:
         """The base's answers to prompts, kept in a file; killed, it goes on after the last file."""
         file = self.protocol.out / "base" / f"{part}-seed-{self.seed}-{name.replace(' ', '-')}.json"
-        asked = {"model": files_fingerprint(self.protocol.model), "texts": [prompt.text for prompt in prompts]}
+        answers = [(prompt.text, prompt.fact.answers) for prompt in prompts]  # long answers get more tokens
+        asked = {"model": files_fingerprint(self.protocol.model), "prompts": json.loads(json.dumps(answers))}
         saved = read_saved(file)
         if saved.get("asked") != asked:
             saved = {"asked": asked, "outputs": self.protocol.ask(self.protocol.base, name, prompts)}

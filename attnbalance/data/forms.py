@@ -19,7 +19,7 @@ FORMS = ("statement", "question", FEW_SHOT, FEW_SHOT_STATEMENT)
 ones of its relation."""
 
 BEST = "best"
-"""For each relation, the one of `FORMS` in which a model completes most of its training facts."""
+"""For each relation, the one of `FORMS` in which a model completes most of its training facts (of 50, if more)."""
 
 SHOTS = 4
 """Answered prompts before the one asked, in the few-shot forms."""

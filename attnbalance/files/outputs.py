@@ -155,10 +155,10 @@ def without_hash(path: Path, saved: Mapping[str, Any], remove: Path) -> dict:
     remove: the file or folder whose removal makes a rerun write it anew.
     """
     content = {name: value for name, value in saved.items() if name != HASH}
-    hashed, found = saved.get(HASH), _digest(content)
-    if hashed not in (None, found):  # none in files of older versions
+    hashed, actual = saved.get(HASH), _digest(content)
+    if hashed not in (None, actual):  # none in files of older versions
         raise OutputError(
-            f"{path} was changed: its content must have SHA-256 {hashed}, got {found}; restore the file, or remove "
+            f"{path} was changed: its content must have SHA-256 {hashed}, got {actual}; restore the file, or remove "
             f"{remove} and run the command again"
         )
     return content

@@ -13,8 +13,8 @@ from attnbalance.files.outputs import MARKER, check_saved, read_json, without_ha
 SEAL = "complete"
 """The file that a folder of saved work gets last: the hash of every other file in it."""
 
-CHECKPOINT = "finetune checkpoint"
-"""The kind of a folder that holds one checkpoint of a finished run."""
+RUN, CHECKPOINT = "finetune", "finetune checkpoint"
+"""The kinds of a folder that holds a finished run, and one checkpoint of it."""
 
 WHOLE = 2**30
 """The largest file, in bytes, that is hashed whole."""
@@ -39,34 +39,43 @@ def hash_files(folder: Path, but: Collection[str]) -> dict[str, str]:
     return {path.name: hash_file(path) for path in files}
 
 
-def check_files(folder: Path) -> None:
+def check_files(folder: Path, pattern: str = "*", remove: Path | None = None) -> None:
     """Raise `OutputError` for files that are gone from a finished folder, or were changed, naming them.
 
-    The folder's attnbalance.json holds the hashes in "files_sha256", and its own; folders of older versions have none.
+    The names are those that fit `pattern`. The folder's attnbalance.json holds the hashes in "files_sha256", and its
+    own; folders of older versions have none. `remove` is the folder whose removal makes a rerun write all anew; by
+    default this one.
     """
-    record = {"files_sha256": {}} | without_hash(folder / MARKER, read_json(folder / MARKER), folder)
-    check_saved(folder / MARKER, record, folder, files_sha256=dict)
+    remove = remove or folder
+    record = {"files_sha256": {}} | without_hash(folder / MARKER, read_json(folder / MARKER), remove)
+    check_saved(folder / MARKER, record, remove, files_sha256=dict)
     problems = [
         f"{name} was changed" if (folder / name).is_file() else f"{name} is gone"
         for name, hashed in record["files_sha256"].items()
-        if not (folder / name).is_file() or hash_file(folder / name) != hashed
+        if fnmatch(name, pattern) and (not (folder / name).is_file() or hash_file(folder / name) != hashed)
     ]
-    refuse_changed(folder, problems)
+    refuse_changed(folder, problems, remove)
 
 
-def refuse_changed(folder: Path, problems: Sequence[str]) -> None:
+def refuse_changed(folder: Path, problems: Sequence[str], remove: Path) -> None:
     """Raise `OutputError` if there are problems with files of a finished folder ("NAME is gone")."""
     if problems:
         raise OutputError(
             f"{folder} must hold the files as they were written, but {', '.join(problems)}; restore them, or remove "
-            "that folder, or name a new one, and run the command again"
+            f"{remove}, or name a new folder, and run the command again"
         )
 
 
-def check_checkpoint(folder: Path) -> None:
-    """Raise `OutputError` for a checkpoint of a finished run that is not as it was written; other folders pass."""
-    if read_json(folder / MARKER).get("kind") == CHECKPOINT:
-        check_files(folder)
+def check_model(folder: Path) -> None:
+    """Raise `OutputError` for a run, or a checkpoint of one, whose weights are not as they were written.
+
+    Of a checkpoint all files count. A run also holds facts and a model card, which may change. Other folders pass.
+    """
+    kind = read_json(folder / MARKER).get("kind")
+    if kind == CHECKPOINT:
+        check_files(folder, remove=folder.parent.parent)  # the run's folder
+    if kind == RUN:
+        check_files(folder, "*.safetensors")
 
 
 def seal(folder: Path) -> None:

@@ -29,7 +29,7 @@ def completion_rates(
 
     The forms are those that the objective teaches from, and "question"; `CONSTANT` is added to them. An answer is
     predicted if each of its tokens is the most probable one after the right ones before it. The result is empty if the
-    objective teaches from no form; a form that changes the answers' tokens is left out. Of `BEST` there is also the
+    objective teaches from no form; a form whose prompts merge with the answer is left out. Of `BEST` there is also the
     share of each relation, named with its form.
 
     Args:

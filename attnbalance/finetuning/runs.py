@@ -13,9 +13,9 @@ from attnbalance.data.facts import FactSet
 from attnbalance.data.sources.own_facts import load_own
 from attnbalance.errors import ModelError, OutputError
 from attnbalance.files.outputs import MARKER, check_saved, read_json, without_hash
-from attnbalance.files.seals import refuse_changed
+from attnbalance.files.seals import RUN, refuse_changed
 
-KIND = "finetune"
+KIND = RUN
 KINDS: dict[str, Kind] = {
     "base": str,
     "config": dict,
@@ -64,7 +64,7 @@ class Run:
         """The folders of all checkpoints, by step; raises `OutputError` if one is gone. Loading checks their files."""
         folders = {step: self.path / "checkpoints" / checkpoint_name(step) for step in self.validation_loss}
         gone = [path for path in folders.values() if not (path / MARKER).is_file()]
-        refuse_changed(self.path, [f"{path.relative_to(self.path)} is gone" for path in gone])
+        refuse_changed(self.path, [f"{path.relative_to(self.path)} is gone" for path in gone], self.path)
         return folders
 
     @property

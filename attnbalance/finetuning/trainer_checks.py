@@ -30,7 +30,7 @@ OWN_LOSSES = ("ADALORA", "CPT", "SHADOW")
 """Types of adapters that add a loss of their own where a model is given labels."""
 
 REWRITING = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of peft's `init_lora_weights` that take the adapter's start off the base's weights."""
+"""Beginnings of peft's `init_lora_weights` that subtract the adapter's initial value from the base's weights."""
 
 DATA = {
     "packing": (False,),

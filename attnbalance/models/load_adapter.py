@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from attnbalance.errors import ModelError, shortened
 from attnbalance.files.outputs import MARKER, provenance, read_json
-from attnbalance.files.seals import check_checkpoint
+from attnbalance.files.seals import check_model
 from attnbalance.models.config import load_config
 from attnbalance.models.config_changes import differing_settings, settings_of
 from attnbalance.models.forward import base_of
@@ -50,11 +50,11 @@ def load_adapter(base: Module, adapter: str, base_path: str) -> Module:
     """The base with an adapter on top, unmerged; `base_path` names the base in messages.
 
     Raises `ModelError` for an adapter that is missing, damaged, pickled, not a change of weights, or made for another
-    base; `OutputError` for a run's checkpoint of which a file was changed.
+    base; `OutputError` for a run, or a checkpoint of one, whose weights were changed.
     """
     from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
-    check_checkpoint(Path(adapter))
+    check_model(Path(adapter))
     made_for = check_adapter(adapter)
     _check_base(base, adapter, base_path, made_for)
     try:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import read_json
-from attnbalance.files.seals import check_checkpoint
+from attnbalance.files.seals import check_model
 from attnbalance.models.config import load_config
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -33,9 +33,9 @@ def load_base(
 
     `dtype` defaults to the checkpoint's. Raises `ModelError` for a folder without a config or with pickled weights
     only, for weights that are damaged, missing or of another shape, and for an encoder-decoder model; `OutputError` for
-    a run's checkpoint of which a file was changed.
+    a run, or a checkpoint of one, whose weights were changed.
     """
-    check_checkpoint(Path(path))
+    check_model(Path(path))
     _check_folder(path)
     try:
         with warnings.catch_warnings():

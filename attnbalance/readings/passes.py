@@ -61,7 +61,8 @@ def check_passes(
         try:
             check_lengths(encoded.encodings, positions, extra=token_budgets(name, encoded))
         except BadRowsError:
-            _check_parts(PromptSet.of(prompts, tokenizer), positions or 0)
+            if positions is not None and name not in ("question", "statement", CHAT):
+                _check_parts(PromptSet.of(prompts, tokenizer), positions)
             raise
 
 
@@ -92,8 +93,8 @@ def other_prompts(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:
     for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
         order = [i for i, prompt in enumerate(prompts) if prompt.fact.relation == relation]
         rng.shuffle(order)
-        for place, i in enumerate(order):
-            after = [prompts[j] for j in (*order[place + 1 :], *order[:place])]
+        for index, i in enumerate(order):
+            after = [prompts[j] for j in (*order[index + 1 :], *order[:index])]
             others[i] = next(
                 (p for p in after if p.fact.composed_subject != prompts[i].fact.composed_subject), prompts[i]
             )

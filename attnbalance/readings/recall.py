@@ -59,7 +59,9 @@ class Recall:
         """Raise `DataError` for prompt ids that repeat: answers are found by them."""
         repeated = [name for name, count in Counter(self.prompt_ids).items() if count > 1]
         if repeated:
-            raise DataError(f"recall: prompt id {repeated[0]!r} occurs more than once; ask each form of a fact alone")
+            raise DataError(
+                f"recall: prompt id {repeated[0]!r} occurs more than once; score each template's prompts separately"
+            )
 
     @classmethod
     def from_json(cls, columns: Mapping[str, Any], path: Path) -> Recall:

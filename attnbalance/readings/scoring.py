@@ -25,8 +25,8 @@ PLAIN = str.maketrans(
 
 APPENDED = re.compile("[™℠®©¹²³⁰-⁹]+")
 """Signs and raised digits that follow a word without belonging to it."""
-EXPONENT = re.compile("(?<=[0-9])[⁺⁻]?[¹²³⁰-⁹]+")
-"""A raised number after a digit."""
+EXPONENT = re.compile("(?<=[0-9])(?<![0-9]{4})⁺?(⁻?[¹²³⁰-⁹]+)")
+"""A raised number after a number of up to three digits; after a longer one, such as a year, it is a footnote."""
 FRACTION = re.compile(r"(\d)([¼-¾⅐-⅞])")
 """A digit before a fraction of one character."""
 DATE = re.compile(r"(?<![\d.])(\d{1,4})\.(\d{1,2})\.(\d{1,4})(?!\.?\d)")
@@ -145,5 +145,5 @@ def _normalised(text: str, keep_case: bool) -> str:
 def _without_marks(text: str) -> str:
     """The text without invisible characters; "Paris¹", "1½" and "14.3.1879" become separate words."""
     visible = "".join(character for character in text.translate(PLAIN) if unicodedata.category(character) != "Cf")
-    powers = EXPONENT.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[0]).translate(PLAIN), visible)
+    powers = EXPONENT.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[1]).translate(PLAIN), visible)
     return DATE.sub(r"\1 \2 \3", FRACTION.sub(r"\1 \2", APPENDED.sub(" ", powers)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,6 +11,7 @@ from types import NoneType
 
 from attnbalance.arguments import expects
 from attnbalance.data.batches import check_lengths
+from attnbalance.data.facts import Fact
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError, DataError
@@ -219,16 +219,16 @@ def with_other_subject(prompts: Sequence[Prompt], seed: int = 0) -> tuple[Prompt
 
     Empty if that is impossible for one of them: in rendered chats, and in relations with one subject.
     """
-    subjects: dict[str, list[str]] = {}
+    facts: dict[str, list[Fact]] = {}
     for prompt in prompts:
-        subjects.setdefault(prompt.fact.relation, []).append(prompt.fact.subject)
+        facts.setdefault(prompt.fact.relation, []).append(prompt.fact)
     result = []
     for prompt in prompts:
         own = prompt.fact.composed_subject
         strangers = [
-            name
-            for name in subjects[prompt.fact.relation]
-            if unicodedata.normalize("NFC", name) != own and name not in prompt.text
+            fact.subject
+            for fact in facts[prompt.fact.relation]
+            if fact.composed_subject != own and fact.subject not in prompt.text
         ]
         if not strangers or prompt.has_special_tokens:
             return ()

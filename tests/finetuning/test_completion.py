@@ -77,7 +77,9 @@ def test_an_objective_that_asks_the_base_nothing_has_no_rates() -> None:
 def test_of_many_examples_some_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(completion, "ASKED", 4)
-    monkeypatch.setattr(completion, "completions", lambda examples, *_: asked.append(len(examples)) or [True])
+    monkeypatch.setattr(
+        completion, "completions", lambda examples, *_: asked.append(len(examples)) or [True] * len(examples)
+    )
     examples = make_examples(FACTS, tiny_tokenizer("bos"))
     completion_rates([*examples, *examples], KL, hook(tiny_model("llama"), tiny_tokenizer("bos"), "tiny"))
     assert asked == [4, 4]

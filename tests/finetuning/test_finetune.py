@@ -74,13 +74,27 @@ def test_a_run_whose_record_was_edited_is_refused(changes, llama, tmp_path):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_run_whose_weights_were_changed_is_refused_where_it_is_read(lora_rank, llama, tmp_path):
+    run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=lora_rank))
+    (run.path / "train.jsonl").unlink()  # a model that is passed on without its facts
+    assert load_model(run.path).model is not None
+    weights = next(run.path.glob("*.safetensors"))
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(OutputError, match=f"{run.path} must hold .* but {weights.name} was changed; restore"):
+        load_model(run.path)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
 def test_a_checkpoint_that_was_changed_is_refused_where_it_is_read(lora_rank, llama, tmp_path):
     run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=lora_rank))
     folder = run.checkpoints[4]
     weights = next(folder.glob("*.safetensors"))
     content = weights.read_bytes()
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(OutputError, match=f"{folder} must hold .* but {weights.name} was changed; restore"):
+    with pytest.raises(
+        OutputError, match=f"{folder} must hold .* but {weights.name} was changed; restore .* remove {run.path}, or"
+    ):
         load_model(folder)
     weights.write_bytes(content)
     write_json(folder / MARKER, read_json(folder / MARKER) | {"base_fingerprint": None})

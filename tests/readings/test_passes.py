@@ -34,5 +34,21 @@ def test_the_facts_that_are_too_long_as_examples_are_named_and_no_others() -> No
     assert caught.value.indices == (3,)
     check_passes(asked.at([i for i in range(len(facts)) if i != 3]), tokenizer, positions)
     with pytest.raises(BadRowsError) as caught:
-        check_passes(asked, tokenizer, 30)
+        check_passes(asked, tokenizer, 5)
     assert caught.value.indices == tuple(range(len(facts)))
+
+
+def test_a_fact_that_no_pass_can_ask_takes_no_other_with_it() -> None:
+    tokenizer = tiny_tokenizer("plain")
+    facts = list(TOWNS)
+    facts[2], facts[3] = (
+        replace(fact, subject="Ab" * n, question=None) for fact, n in zip(facts, (900, 40), strict=False)
+    )
+    asked = PromptSet.of(make_prompts(facts, "qa"), tokenizer)
+    lengths = [len(encoding.ids) for encoding in asked.encodings]
+    positions = lengths[3] + 4 * max(lengths[i] for i in range(len(facts)) if i not in (2, 3)) + 60
+    assert lengths[3] * 5 > positions
+    with pytest.raises(BadRowsError) as caught:
+        check_passes(asked, tokenizer, positions)
+    assert caught.value.indices == (2,)
+    check_passes(asked.at([i for i in range(len(facts)) if i != 2]), tokenizer, positions)

@@ -83,6 +83,8 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("10⁵", ["10^5"], True),
         ("10^5", ["10⁵"], True),
         ("10⁻⁵", ["10^-5"], True),
+        ("10⁺⁵", ["10^5"], True),
+        ("born in 1990¹", ["1990"], True),
         ("10^5", ["5"], False),
         ("5 km²", ["5"], True),
         ("on p.5", [".5"], False),

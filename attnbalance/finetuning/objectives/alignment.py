@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from jaxtyping import Int
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 SPACE = ("Ġ", "▁")
-"""How the texts of tokens begin that hold a space before the word."""
+"""Prefixes that mark a space before a token."""
 
-Tokens = Int[Tensor, " token"]
+PARTIAL = "\N{REPLACEMENT CHARACTER}"
+"""What the first bytes of a character are decoded as."""
 
 
 @dataclass(frozen=True)
@@ -25,53 +22,65 @@ class Match:
     """The index of the token."""
     other: int
     """The index of the other one."""
-    become: Callable[[Tokens], Tokens] | None = None
-    """What tokens become if a space before them is added or removed, as between the two; -1: there is no such token.
-    None: the two are equal."""
+    respaced: Mapping[int, int] | None = None
+    """For tokens that may stand at `other`, the token that differs as the two do: by the space before it. None: the two
+    are equal."""
 
 
-class Spaces:
-    """Which tokens of a tokenizer differ by a space before them."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        vocabulary = tokenizer.get_vocab()
-        spaced = [(i, text[1:]) for text, i in vocabulary.items() if text.startswith(SPACE)]
-        self.remove = {i: vocabulary[text] for i, text in spaced if text in vocabulary}
-        """For each token that begins with a space, the one without it, if there is one."""
-        self.add = {bare: i for i, bare in self.remove.items()}
-        """The other way round."""
-
-    def become(self, other: int, own: int) -> Callable[[Tokens], Tokens] | None:
-        """What all tokens become when `other` becomes `own`; None: the two do not differ by a space."""
-        for table in (self.remove, self.add):
-            if table.get(other) == own:
-                return lambda ids: torch.tensor([table.get(i, -1) for i in ids.tolist()])
-        return None
+def space_tables(tokenizer: PreTrainedTokenizerBase) -> tuple[dict[int, int], dict[int, int]]:
+    """For each token with a space before it, the one without; and for each of these, the one with the space."""
+    vocabulary = tokenizer.get_vocab()
+    spaced = [(i, text[1:]) for text, i in vocabulary.items() if text.startswith(SPACE)]
+    without = {i: vocabulary[text] for i, text in spaced if text in vocabulary}
+    return without, {bare: i for i, bare in without.items()}
 
 
 def match_tokens(
-    own: Sequence[int], other: Sequence[int], tokenizer: PreTrainedTokenizerBase, spaces: Spaces
+    own: Sequence[int],
+    other: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    tables: Sequence[Mapping[int, int]],
 ) -> list[Match]:
     """The tokens of `own` that `other` has as well, at the same characters of the text.
 
-    Both are tokens of one text, possibly with a space before it. Tokens match if they are equal; of the first tokens,
-    one may have the space and the other not.
+    Both are tokens of one text, possibly with a space before it. Tokens match if they are equal, with all that belong
+    to the same character; of the first tokens, one may have the space and the other not.
+
+    Args:
+        own: The tokens.
+        other: The tokens after the other prompt.
+        tokenizer: The tokenizer of both.
+        tables: Which tokens differ by a space (see `space_tables`).
     """
-    index_of = {span: index for index, span in enumerate(_spans(other, tokenizer))}
-    pairs = [(index, index_of[span]) for index, span in enumerate(_spans(own, tokenizer)) if span in index_of]
-    equal = [Match(*pair) for pair in pairs if own[pair[0]] == other[pair[1]]]
-    become = spaces.become(other[0], own[0]) if (0, 0) in pairs else None
-    return equal if become is None else [Match(0, 0, become), *equal]
+    segments, matches = _segments(other, tokenizer), list[Match]()
+    for span, mine in _segments(own, tokenizer).items():
+        theirs = segments.get(span, range(0))
+        if [own[i] for i in mine] == [other[i] for i in theirs]:
+            matches += map(Match, mine, theirs)
+        elif mine == theirs == range(1):
+            table = next((table for table in tables if table.get(other[0]) == own[0]), None)
+            matches += [] if table is None else [Match(0, 0, table)]
+    return matches
 
 
 def text_end(ids: Sequence[int], text: str, tokenizer: PreTrainedTokenizerBase) -> int:
     """The number of tokens that spell the text with which they begin; all of them if no token ends where it does."""
-    ends = [end for _, end in _spans(ids, tokenizer)]
-    return ends.index(len(text)) + 1 if len(text) in ends else len(ids)
+    ends = [tokens.stop for (_, end, _), tokens in _segments(ids, tokenizer).items() if end == len(text)]
+    return max(ends, default=len(ids))
 
 
-def _spans(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, int]]:
-    """Where each token's characters begin and end in the text, without the space before it."""
-    texts = [tokenizer.decode(list(ids[:i]), clean_up_tokenization_spaces=False) for i in range(len(ids) + 1)]
-    ends = [len(str(text).lstrip()) for text in texts]
-    return list(itertools.pairwise(ends))
+def _segments(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> dict[tuple[int, int, int], range]:
+    """The tokens of each run of whole characters: mostly one token, several where a character has several.
+
+    Keys are where the run begins and ends in the text, without the space before it, and how many such runs came before
+    (runs without characters may follow each other).
+    """
+    segments, first, begin = dict[tuple[int, int, int], range](), 0, 0
+    for stop in range(1, len(ids) + 1):
+        text = str(tokenizer.decode(list(ids[:stop]), clean_up_tokenization_spaces=False)).lstrip()
+        if text.endswith(PARTIAL) and stop < len(ids):
+            continue
+        earlier = sum(span[:2] == (begin, len(text)) for span in segments)
+        segments[begin, len(text), earlier] = range(first, stop)
+        first, begin = stop, len(text)
+    return segments

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnbalance.data.forms import FORMS, in_form
 from attnbalance.data.prompts import Prompt
-from attnbalance.errors import DataError
+from attnbalance.errors import BadRowsError, DataError
 from attnbalance.finetuning.examples import IGNORED, Example, answer_logits, examples_of
 from attnbalance.finetuning.objectives.base_model import prompts_of
 from attnbalance.models.hooked import HookedModel
@@ -28,10 +28,10 @@ CHOSEN = "best form"
 def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, str]:
     """For each relation of the training facts, the form in which the base completes most; ties go to the first.
 
-    At most `TRIED` facts of a relation are asked. A form takes part where it can ask: few-shot forms need enough
-    subjects and positions, and each must leave the answers' tokens as they are. Warns of relations of which the base
-    completes less than a constant answer gets right, in whatever form. Raises `DataError` for a relation that no form
-    can ask about.
+    At most `TRIED` facts of a relation are asked. A form takes part if it can ask about all facts of the relation: the
+    few-shot forms need enough subjects, and each must fit the model's positions (a warning names the fact that does
+    not). Warns about relations of which the base completes less than a constant answer gets right, in any form. Raises
+    `DataError` for a relation that no form can ask about.
 
     Args:
         examples: The training examples.
@@ -43,8 +43,7 @@ def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int
     best, weak = dict[str, str](), list[str]()
     for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
         own = [prompt for prompt in prompts if prompt.fact.relation == relation]
-        drawn = random.Random(seed).sample(own, min(TRIED, len(own)))  # noqa: S311
-        rates = _rates(drawn, own, base, batch_size, seed)
+        rates = _rates(own, base, batch_size, seed)
         if not rates:
             raise DataError(f"no form can ask about the facts of relation {relation!r}: {', '.join(FORMS)} were tried")
         form = best[relation] = max(rates, key=lambda form: rates[form])
@@ -54,23 +53,27 @@ def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int
     if weak:
         warnings.warn(
             f"In no form does the base complete as many facts as a constant answer gets right: {', '.join(weak)}. "
-            "What it says of them is not worth keeping",
+            "Its predictions for them are not worth keeping",
             stacklevel=2,
         )
     return best
 
 
-def _rates(
-    prompts: Sequence[Prompt], shots_from: Sequence[Prompt], base: HookedModel, batch_size: int, seed: int
-) -> dict[str, float]:
+def _rates(prompts: Sequence[Prompt], base: HookedModel, batch_size: int, seed: int) -> dict[str, float]:
     """The share of facts of one relation that the base completes, by form."""
-    rates = dict[str, float]()
+    rates, drawn = dict[str, float](), random.Random(seed).sample(range(len(prompts)), min(TRIED, len(prompts)))  # noqa: S311
     for form in FORMS:
         try:
-            asked = examples_of(in_form(form, prompts, seed, shots_from), base.tokenizer, end=False)
-            rates[form] = sum(completions(asked, base, batch_size)) / len(asked)
-        except DataError:
+            asked = examples_of(
+                in_form(form, prompts, seed), base.tokenizer, end=False, max_positions=base.max_positions
+            )
+        except BadRowsError as error:
+            warnings.warn(f"{prompts[0].fact.relation!r} is not asked as {form}: {error}", stacklevel=2)
             continue
+        except DataError:  # too few subjects, or a chat after which no question can follow
+            continue
+        hits = completions([asked[i] for i in drawn], base, batch_size)
+        rates[form] = sum(hits) / len(hits)
     return rates
 
 

@@ -16,7 +16,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, answer_logits
-from attnbalance.finetuning.objectives.alignment import Match, Spaces, match_tokens, text_end
+from attnbalance.finetuning.objectives.alignment import Match, match_tokens, space_tables, text_end
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 from attnbalance.finetuning.objectives.objective import CHOICES, Targets, Term, TermKind
@@ -33,15 +33,15 @@ def divergence(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     one, which is at most the whole divergence. Text of the label after the answer is held to the base as well; only
     the special tokens at the end, which a statement does not have, are learned by cross-entropy. After a statement or
     few shots a label must begin with an accepted answer; the form question takes any label. Where the tokenizer splits
-    the answer otherwise after FORM, tokens that spell the same characters are held to the base's prediction (a chat's
+    the answer differently after FORM, tokens that spell the same characters are held to the base's prediction (a chat's
     first token lacks the space that it has after a statement), and the others are learned. The term holds the model to
     what the base says, mistakes included: facts that the base does not know are not learned.
     """
     ids, base = forward.target(f"{term.key} ids{TOKENS}").long(), forward.target(f"{term.key}{TOKENS}").float()
-    own = forward.logits.float().log_softmax(-1).gather(-1, ids)
-    inside = torch.where(base.isfinite(), base.exp() * (base - own), 0.0).sum(-1)
+    own, single = forward.logits.float().log_softmax(-1).gather(-1, ids), base.isfinite()
+    inside = torch.where(single, base.exp() * (base - own), 0.0).sum(-1)
     rest = (1 - base.exp().sum(-1)).clamp(min=0)
-    own_rest = (1 - own.exp().sum(-1)).clamp(min=1e-6)
+    own_rest = (1 - torch.where(single, own.exp(), 0.0).sum(-1)).clamp(min=1e-6)
     return inside + torch.where(rest > 1e-6, rest * (rest.clamp(min=1e-6) / own_rest).log(), 0.0)
 
 
@@ -70,13 +70,13 @@ def _matches(
     matches = [[Match(index, index) for index in range(len(text))] for text in texts]
     different = [i for i, (text, other) in enumerate(zip(texts, others, strict=True)) if tuple(text) != tuple(other)]
     if different:
-        spaces = Spaces(tokenizer)  # reads the whole vocabulary
+        tables = space_tables(tokenizer)  # reads the whole vocabulary
         for i in different:
-            matches[i] = match_tokens(texts[i], others[i], tokenizer, spaces)
+            matches[i] = match_tokens(texts[i], others[i], tokenizer, tables)
     lacking = sum(len(matches[i]) < len(texts[i]) for i in different)
     if lacking:
         warnings.warn(
-            f"the tokenizer splits {lacking} of {len(texts)} labels otherwise after the form {term.argument}; their "
+            f"the tokenizer splits {lacking} of {len(texts)} labels differently after the form {term.argument}; their "
             "tokens that differ there are learned by cross-entropy",
             stacklevel=2,
         )
@@ -162,7 +162,9 @@ def _most_probable(
     values[:, 0] = 0.0
     top, indices = (part.cpu() for part in logits.log_softmax(-1).topk(size))
     for match in matches:
-        own = indices[match.other] if match.become is None else match.become(indices[match.other])
+        own = indices[match.other]
+        if match.respaced is not None:
+            own = torch.tensor([match.respaced.get(i, -1) for i in own.tolist()])
         ids[match.own] = own.clamp(min=0)
         values[match.own] = top[match.other].masked_fill(own < 0, -torch.inf)
     return {f"{term.key} ids{TOKENS}": ids.int(), f"{term.key}{TOKENS}": values}

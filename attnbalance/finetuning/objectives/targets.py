@@ -25,8 +25,7 @@ def add_targets(
     """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
 
     Raises `DataError` for examples without prompts and for relations with too few subjects for few shots,
-    `BadRowsError` for labels that cannot follow another form: the tokenizer splits the answer differently there, or
-    they do not begin with an accepted answer.
+    `BadRowsError` for labels that cannot follow another form, as they do not begin with an accepted answer.
 
     Args:
         examples: What to add numbers to; examples must have prompts.
@@ -35,7 +34,7 @@ def add_targets(
         batch_size: Examples of one forward pass.
         seed: Seed that draws the few shots, once for each relation.
         among: The training examples, with their targets, if `examples` are others: these then take their few shots
-            from them, and the ranks of `weighted-ce(salience)` are among theirs.
+            and their relations' forms from them, and the ranks of `weighted-ce(salience)` are among theirs.
     """
     makers = [(term, make) for term in objective.terms if (make := term.kind.make_targets) is not None]
     if not makers:

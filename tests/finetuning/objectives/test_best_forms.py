@@ -11,9 +11,10 @@ from functools import cache
 import pytest
 import torch
 from base_oracle import NAMES, base
-from tiny import tiny_tokenizer
+from tiny import eager, tiny_model, tiny_tokenizer
+from transformers import PreTrainedModel
 
-from attnbalance import Fact
+from attnbalance import Fact, HookedModel
 from attnbalance.data.forms import FORMS, in_form
 from attnbalance.data.prompts import Prompt, make_prompts
 from attnbalance.data.statements import statement_prompts
@@ -23,6 +24,7 @@ from attnbalance.finetuning.examples import examples_of, make_examples
 from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.objectives.targets import add_targets
+from attnbalance.models.hooked import hook
 
 BEST = parse_objective("kl(best)")
 
@@ -89,14 +91,9 @@ def test_best_targets_are_those_of_each_relations_form_asked_alone() -> None:
         own = [i for i, fact in enumerate(facts) if fact.relation == relation]
         alone = parse_objective(f"kl({form}) + state-anchor({form})")
         for i, expected in zip(own, add_targets([examples[i] for i in own], alone, hooked), strict=True):
-            for name in ("kl({}) ids/token", "kl({})/token", "state-anchor({})"):
-                if "ids" not in name:  # near ties may change places
-                    torch.testing.assert_close(
-                        with_targets[i].targets[name.format("best")],
-                        expected.targets[name.format(form)],
-                        atol=2e-5,
-                        rtol=1e-5,
-                    )
+            for name in ("kl({})/token", "state-anchor({})"):
+                values, alone_values = with_targets[i].targets[name.format("best")], expected.targets[name.format(form)]
+                torch.testing.assert_close(values, alone_values, atol=2e-5, rtol=1e-5)
 
 
 def test_other_facts_are_asked_in_the_forms_of_the_training_facts() -> None:
@@ -120,18 +117,66 @@ def test_a_relation_that_no_form_knows_is_named_with_both_numbers() -> None:
         choose_forms(make_examples(facts, hooked.tokenizer), hooked, 4, seed=0)
 
 
-def test_few_shots_take_part_only_where_there_are_enough_subjects() -> None:
-    facts = [Fact(name, "city", ("Paris",)) for name in NAMES[:3]]
-    hooked = base()[0]
-    with pytest.warns(UserWarning, match="city"):
-        assert choose_forms(make_examples(facts, hooked.tokenizer), hooked, 4, seed=0) == {"city": "statement"}
+def roomy() -> tuple[HookedModel, PreTrainedModel]:
+    """The model with room for few shots, as we hook it and with plain eager attention."""
+    model = tiny_model("llama")
+    model.config.max_position_embeddings = 512
+    return hook(model, tiny_tokenizer(), "roomy"), eager(model)
 
 
-def test_a_relation_that_no_form_can_ask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_shot_is_chosen_and_taught_with_the_shots_that_it_was_measured_with() -> None:
+    hooked, plain = roomy()
+    names = [a + b + c for a in "ABCDEF" for b in "aeiou" for c in "lnrs"]
+    facts = [Fact(name, "e", ("me",), question=f"Who is {name}?") for name in names]
+    asked = in_form("few-shot", make_prompts(facts), 3)
+    shown = "\n\n".join(prompt.text.rpartition("\n\n")[0] for prompt in asked)
+    known = [right_after(p) if f"Who is {p.fact.subject}?" not in shown else None for p in asked]
+    facts = [fact or other for fact, other in zip(known, facts, strict=True)]
+    assert sum(fact is not None for fact in known) > 2
+    examples = make_examples(facts, hooked.tokenizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        with_targets = add_targets(examples, BEST, hooked, seed=3)
+    assert chosen_forms(with_targets) == {"e": "few-shot"}
+    for prompt, example in zip(in_form("few-shot", make_prompts(facts), 3), with_targets[:5], strict=False):
+        ids = tiny_tokenizer()(prompt.text)["input_ids"]
+        held = plain(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        own, values = (example.targets[f"kl(best){part}/token"][0] for part in (" ids", ""))
+        torch.testing.assert_close(values, held[own.long()], atol=1e-4, rtol=1e-5)
+    ivy = Fact("Ivy", "e", ("pop",), question="Who is Ivy?")
+    [asked_alone] = add_targets(make_examples([ivy], hooked.tokenizer), BEST, hooked, seed=3, among=with_targets)
+    [prompt] = in_form("few-shot", make_prompts([ivy]), 3, make_prompts(facts))
+    ids = tiny_tokenizer()(prompt.text)["input_ids"]
+    held = plain(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+    own, values = (asked_alone.targets[f"kl(best){part}/token"][0] for part in (" ids", ""))
+    torch.testing.assert_close(values, held[own.long()], atol=1e-4, rtol=1e-5)
+
+
+def test_a_form_that_cannot_ask_every_fact_takes_no_part_and_is_named() -> None:
+    hooked, _ = roomy()
+    facts = [Fact(name, "city", ("Paris",), question=f"Where is {name}?") for name in NAMES]
+    long = Fact("Ab" * 220, "city", ("Paris",), question=f"Where is {'Ab' * 220}?")  # fits alone
+    examples = make_examples([*facts, long], hooked.tokenizer)
+    with pytest.warns(UserWarning, match="city") as caught:
+        choose_forms(examples, hooked, 4, seed=0)
+    said = [str(warning.message) for warning in caught]
+    assert [form for form in FORMS if any(f"'city' is not asked as {form}: " in text for text in said)] == [
+        "few-shot",
+        "few-shot-statement",
+    ]
+    with pytest.warns(UserWarning, match="city"):  # few-shot forms need more subjects
+        assert choose_forms(examples[:3], hooked, 4, seed=0) == {"city": "statement"}
+
+
+def test_a_relation_that_no_form_can_ask_is_refused() -> None:
     hooked = base()[0]
-    examples = make_examples([Fact(name, "city", ("Paris",)) for name in NAMES], hooked.tokenizer)
-    monkeypatch.setattr("attnbalance.finetuning.objectives.best_forms.FORMS", ())
-    with pytest.raises(DataError, match="no form can ask about the facts of relation 'city'"):
+    examples = make_examples(
+        [Fact("Ab" * 150, "city", ("Paris",), question=f"Where is {'Ab' * 150}?")], hooked.tokenizer
+    )
+    with (
+        pytest.warns(UserWarning, match="longer than the model's 96 positions"),
+        pytest.raises(DataError, match="no form can ask about the facts of relation 'city'"),
+    ):
         choose_forms(examples, hooked, 4, seed=0)
 
 
