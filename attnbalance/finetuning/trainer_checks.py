@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from attnbalance.errors import ModelError
+from attnbalance.finetuning.objectives.base_model import check_start
 from attnbalance.finetuning.objectives.expression import RECOMMENDED
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.finetuning.parameters import FrozenWeights
@@ -28,9 +29,6 @@ LOSS = {"label_smoothing_factor": (0.0,), "loss_type": ("nll",)}
 
 OWN_LOSSES = ("ADALORA", "CPT", "SHADOW")
 """Types of adapters that add a loss of their own where a model is given labels."""
-
-REWRITING = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Beginnings of peft's `init_lora_weights` that subtract the adapter's initial value from the base's weights."""
 
 DATA = {
     "packing": (False,),
@@ -161,19 +159,14 @@ def router_loss(outputs: Any, coefficient: float) -> Tensor | float:
 
 def _check_adapters(model: object, objective: Objective) -> None:
     """Raise `ModelError` for adapters whose loss or base an objective would not follow."""
-    needs_start = objective.needs_base or objective.needs.initial_weights
+    if objective.needs_base or objective.needs.initial_weights:
+        check_start(model, objective.text)
     for config in getattr(model, "peft_config", {}).values():
-        kind, start = str(config.peft_type.value), getattr(config, "init_lora_weights", "")
+        kind = str(config.peft_type.value)
         if kind in OWN_LOSSES:
             raise ModelError(
                 f"objective {objective.text!r} would leave out the loss that {kind} adapters add to the model's own; "
                 "use LoRA, or train on the objective 'ce'"
-            )
-        if needs_start and str(start).lower().startswith(REWRITING):
-            raise ModelError(
-                f"objective {objective.text!r} compares with the base model, but init_lora_weights={start!r} changes "
-                "its weights, so that the model with the adapter off is another; use True, 'gaussian', 'eva', 'mica' "
-                "or 'orthogonal'"
             )
         beyond = [name for name in ("use_dora", "lora_bias") if getattr(config, name, False)]
         if objective.changes_gradients and (kind != "LORA" or beyond):

@@ -9,8 +9,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from attnbalance.arguments import expects
-from attnbalance.errors import DataError
-from attnbalance.statistics.bootstrap import MIN_CLUSTERS, cluster_ratios
+from attnbalance.statistics.bootstrap import MIN_CLUSTERS, check_table, cluster_ratios
 from attnbalance.statistics.intervals import Interval
 
 
@@ -33,8 +32,7 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     0.75 [0.59, 0.86]
     """
     n, k = len(hits), len(set(clusters))
-    if not n or len(clusters) != n:
-        raise DataError(f"a share needs one or more prompts, each with a cluster, got {n} and {len(clusters)} clusters")
+    check_table(np.asarray(hits, dtype=float)[:, None], np.ones(n), clusters)
     if k < (2 if len(set(hits)) == 1 else MIN_CLUSTERS):
         return Interval(float(np.mean(hits)), np.nan, np.nan, n)
     over_clusters = cluster_ratios(np.asarray(hits, dtype=float)[:, None], np.ones(n), clusters)

@@ -10,10 +10,13 @@ from torch import nn
 
 from attnbalance.data.forms import BEST, FORMS, in_form
 from attnbalance.data.prompts import Prompt
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, ModelError
 from attnbalance.finetuning.examples import Example
 from attnbalance.models.fingerprint import adapter_parameters
 from attnbalance.models.hooked import HookedModel
+
+REWRITING = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Beginnings of peft's `init_lora_weights` that subtract the adapter's initial value from the base's weights."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,21 @@ class BaseModel:
             best = self.best.get(relation, FORMS[0])
             asked |= zip(own, in_form(best, [prompts[i] for i in own], self.seed, shots_from), strict=True)
         return [asked[i] for i in range(len(prompts))]
+
+
+def check_start(model: object, text: str) -> None:
+    """Raise `ModelError` if a model's adapters changed its base's weights when they were added; `text`: the objective.
+
+    With such an adapter switched off, the model is not the one that training began with.
+    """
+    for config in getattr(model, "peft_config", {}).values():
+        start = getattr(config, "init_lora_weights", "")
+        if str(start).lower().startswith(REWRITING):
+            raise ModelError(
+                f"objective {text!r} compares with the base model, but init_lora_weights={start!r} changes its "
+                "weights, so that the model with the adapter off is another; use True, 'gaussian', 'eva', 'mica' or "
+                "'orthogonal'"
+            )
 
 
 def prompts_of(examples: Sequence[Example]) -> list[Prompt]:

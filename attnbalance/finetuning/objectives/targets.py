@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnbalance.data.forms import BEST
 from attnbalance.finetuning.examples import Example
-from attnbalance.finetuning.objectives.base_model import BaseModel, without_adapters
+from attnbalance.finetuning.objectives.base_model import BaseModel, check_start, without_adapters
 from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms, form_targets
 from attnbalance.finetuning.objectives.objective import Objective, Targets
 from attnbalance.models.hooked import HookedModel
@@ -25,7 +25,8 @@ def add_targets(
     """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
 
     Raises `DataError` for examples without prompts and for relations with too few subjects for few shots,
-    `BadRowsError` for labels that cannot follow another form, as they do not begin with an accepted answer.
+    `BadRowsError` for labels that cannot follow another form, as they do not begin with an accepted answer,
+    `ModelError` for adapters that changed the base (see `check_start`).
 
     Args:
         examples: What to add numbers to; examples must have prompts.
@@ -39,6 +40,7 @@ def add_targets(
     makers = [(term, make) for term in objective.terms if (make := term.kind.make_targets) is not None]
     if not makers:
         return list(examples)
+    check_start(base.model, objective.text)
     result = list(examples)
     with without_adapters(base.model):
         best = chosen_forms(among)

@@ -17,7 +17,7 @@ from tiny import FACTS, tiny_model, tiny_tokenizer
 from attnbalance import load_model
 from attnbalance.data.forms import SHOTS, in_form
 from attnbalance.data.prompts import make_prompts
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, ModelError
 from attnbalance.finetuning.examples import (
     as_examples,
     make_examples,
@@ -105,3 +105,10 @@ def test_rows_that_are_tokenized_already_get_the_targets_of_the_same_facts() -> 
         assert set(example.targets) == set(other.targets)
         for name, expected in other.targets.items():
             torch.testing.assert_close(example.targets[name], expected, atol=0, rtol=0)  # the same forward passes
+
+
+def test_a_base_that_an_adapter_changed_is_refused() -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="olora")
+    adapted = load_model(get_peft_model(tiny_model("llama"), config), tokenizer=tiny_tokenizer())
+    with pytest.raises(ModelError, match="init_lora_weights='olora' changes its weights"):
+        add_targets(make_examples(FACTS[:3], adapted.tokenizer), parse_objective("kl(question)"), adapted)
