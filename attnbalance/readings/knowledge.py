@@ -19,8 +19,8 @@ from attnbalance.files.outputs import read_saved, write_saved
 from attnbalance.models.fingerprint import fingerprint
 from attnbalance.models.generate import Sampling, generate
 from attnbalance.models.hooked import HookedModel
-from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes, token_budgets
-from attnbalance.readings.recall import score
+from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes
+from attnbalance.readings.recall import answer_budgets, score
 from attnbalance.readings.scoring import WHOLE_WORDS, check_scoring, is_match
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import share_interval
@@ -219,7 +219,7 @@ class _Asking:
         """The answers of a pass: those that an earlier run kept, if it asked the same weights the same."""
         if self.work is None:
             return self._answers(name, prompts, sampling)
-        texts, budgets = [prompt.text for prompt in prompts], token_budgets(name, prompts)
+        texts, budgets = [prompt.text for prompt in prompts], answer_budgets(prompts)
         asked = json.dumps([self.model.name, self.weights, texts, budgets, str(sampling)])
         key, file = hashlib.sha256(asked.encode()).hexdigest(), self.work / f"{name}.json"
         saved = read_saved(file)
@@ -232,7 +232,7 @@ class _Asking:
         return generate(
             self.model,
             prompts,
-            max_new_tokens=token_budgets(name, prompts),
+            max_new_tokens=answer_budgets(prompts),
             batch_size=self.batch_size,
             sampling=sampling,
             first_line=name not in ("question", "statement", CHAT),

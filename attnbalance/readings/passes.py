@@ -21,9 +21,6 @@ CHAT = "chat"
 
 ALL_FORMS = (*FORMS, CHAT)
 
-CHAT_TOKENS = 32
-"""Least number of tokens generated for an answer in a chat, which is often a sentence."""
-
 DRAWS = 10
 """Draws of examples (Gekhman et al. 2024)."""
 
@@ -59,7 +56,7 @@ def check_passes(
     for name, asked in passes(prompts, tokenizer, seed=seed).items():
         encoded = PromptSet.of(asked, tokenizer)
         try:
-            check_lengths(encoded.encodings, positions, extra=token_budgets(name, encoded))
+            check_lengths(encoded.encodings, positions, extra=answer_budgets(encoded))
         except BadRowsError:
             if positions is not None and name not in ("question", "statement", CHAT):
                 _check_parts(PromptSet.of(prompts, tokenizer), positions)
@@ -80,11 +77,6 @@ def _check_parts(prompts: PromptSet, positions: int) -> None:
             len(prompts),
             "shorten these rows, or drop and count them (`skip_bad=True`)",
         )
-
-
-def token_budgets(name: str, asked: PromptSet) -> list[int]:
-    """Tokens to generate for each prompt of a pass."""
-    return [max(CHAT_TOKENS if name == CHAT else 0, budget) for budget in answer_budgets(asked)]
 
 
 def other_prompts(prompts: Sequence[Prompt], seed: int) -> list[Prompt]:

@@ -32,6 +32,9 @@ PERCENTILES = tuple(range(10, 101, 10))
 NEW_TOKENS = 10
 """Least number of tokens generated for an answer (Ghosal et al. 2024, B.2); longer accepted answers get more."""
 
+CHAT_TOKENS = 32
+"""Least number of tokens generated for an answer in a chat, which is often a sentence."""
+
 
 @dataclass(frozen=True)
 class Recall:
@@ -217,8 +220,12 @@ def score(
 
 
 def answer_budgets(prompts: PromptSet) -> list[int]:
-    """Tokens to generate for each prompt: `NEW_TOKENS`, or more if its longest accepted answer needs more."""
-    return [max(NEW_TOKENS, length) for length in prompts.answers.lengths]
+    """Tokens to generate for each prompt: `NEW_TOKENS`, or more if its longest accepted answer needs more.
+
+    A chat gets at least `CHAT_TOKENS`, which is a departure from the paper.
+    """
+    least = [CHAT_TOKENS if prompt.has_special_tokens else NEW_TOKENS for prompt in prompts]
+    return [max(tokens, length) for tokens, length in zip(least, prompts.answers.lengths, strict=True)]
 
 
 @expects(model=HookedModel, prompts=[Prompt], shortcuts=({str: [str]}, NoneType), max_new_tokens=(int, NoneType))
@@ -241,8 +248,8 @@ def recall(
         shortcuts: For each relation, the accepted forms of its most frequent training answer. By default, the most
             frequent answer among the prompts' own facts is used.
         scoring: One of `SCORINGS`.
-        max_new_tokens: Number of tokens to generate. By default `NEW_TOKENS`, or more for longer accepted answers (see
-            `answer_budgets`). Warns if an accepted answer needs more.
+        max_new_tokens: Number of tokens to generate. By default `NEW_TOKENS`, or more for longer accepted answers and
+            chats (see `answer_budgets`). Warns if an accepted answer needs more.
         batch_size: Prompts in a batch.
         edit: Changes the attention row of each prompt's last token (see `models.interventions`).
         progress: Whether to show a progress bar.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer
+from tiny import argmax_loop, eager, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import load_model, recall
 from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError
 from attnbalance.models.generate import generate
 from attnbalance.readings.recall import NEW_TOKENS, answer_budgets
@@ -99,3 +100,15 @@ def test_a_long_answer_of_one_fact_takes_no_room_from_the_prompts_of_others() ->
 def test_recall_of_no_prompts_is_refused() -> None:
     with pytest.raises(DataError, match="at least one prompt"):
         recall(load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer()), [])
+
+
+def test_an_answer_in_a_chat_may_be_a_sentence() -> None:
+    """What a plain loop says within 32 tokens is the answer to a chat; other prompts get 10."""
+    tokenizer = tiny_tokenizer("chat")
+    model = load_model(tiny_model("llama"), tokenizer=tokenizer)
+    chats = PromptSet.of(as_chat(tiny_prompts()[:3], tokenizer), tokenizer)
+    said = [argmax_loop(eager(tiny_model("llama")), of.ids, 32) for of in chats.encodings]
+    assert max(map(len, said)) > 10
+    assert list(recall(model, chats).outputs) == [tokenizer.decode(ids, skip_special_tokens=True) for ids in said]
+    assert answer_budgets(chats) == [32, 32, 32]
+    assert answer_budgets(PromptSet.of(tiny_prompts()[:3], tokenizer)) == [10, 10, 10]
