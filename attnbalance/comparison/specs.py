@@ -80,18 +80,21 @@ class MeasureSettings:
 
 
 def parse_spec(text: str) -> ModelSpec:
-    """A spec from LABEL=MODEL, LABEL=MODEL+ADAPTER, or MODEL alone, whose label is the last part of its path.
+    """A spec from LABEL=MODEL or LABEL=MODEL+ADAPTER; without a label, it is the last parts of the paths.
 
     A '=' or '+' is part of the path if a file or folder of that whole name exists. Raises `DataError` for other texts.
 
     >>> parse_spec("tuned=models/base+runs/lora")
     ModelSpec(label='tuned', model='models/base', adapter='runs/lora')
+    >>> parse_spec("models/base+runs/lora").label
+    'base+lora'
     """
     label, equals, path = text.partition("=")
     if Path(text).exists() and text:
         label, path = Path(text).resolve().name, text
     elif not equals:
-        label, path = Path(text.partition("+")[0]).name, text
+        base, plus, adapter = text.rpartition("+")
+        label, path = (f"{Path(base).name}+{Path(adapter).name}" if plus else Path(text).name), text
     if not label or not path:
         raise DataError(f"expected LABEL=MODEL or LABEL=MODEL+ADAPTER, got {text!r}")
     if Path(_expand_home(path)).exists() or "+" not in path:

@@ -99,7 +99,8 @@ def is_same(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
 
 
 def _content(tokenizer: PreTrainedTokenizerBase) -> tuple[object, ...]:
-    """All that the tokens of a text depend on; truncation and padding are set at each call."""
+    """All that the tokens of a text depend on; truncation and padding, with its token, are set at each call."""
     backend: dict[str, object] = json.loads(tokenizer.backend_tokenizer.to_str())  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
     steps = {name: step for name, step in backend.items() if name not in ("truncation", "padding")}
-    return steps, tokenizer.special_tokens_map, tokenizer.clean_up_tokenization_spaces, tokenizer.split_special_tokens
+    special = {role: token for role, token in tokenizer.special_tokens_map.items() if role != "pad_token"}
+    return steps, special, tokenizer.clean_up_tokenization_spaces, tokenizer.split_special_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
@@ -11,8 +12,10 @@ from torch.nn import Module
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
+from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import ModelError
 from attnbalance.models.config import load_config
+from attnbalance.models.fingerprint import hub_file
 from attnbalance.models.forward import position_limit
 from attnbalance.models.hooked import HookedModel, hook
 from attnbalance.models.load_adapter import check_adapter, load_adapter, split_adapter
@@ -42,7 +45,8 @@ def load_model(
         model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file, which is
             converted once into a folder beside it, or a model object, which is used in place: its attention
             implementation is set to ours, which gives the outputs of SDPA.
-        tokenizer: by default the model's own; required with a model object.
+        tokenizer: by default the model's own; required with a model object. An adapter's folder may hold another one,
+            which is not used unless named here; a warning says so.
         adapter: a peft folder or Hub id, loaded on top and left unmerged.
         dtype: "float32", "bfloat16", "float16" or "float64"; by default the checkpoint's.
         device: by default "cuda" if there is one, else "cpu"; "auto" spreads the layers over all GPUs.
@@ -55,7 +59,10 @@ def load_model(
         if adapter is not None:
             check_adapter(str(adapter))  # before the base is loaded, which may take minutes
         loaded: Module = load_base(base, dtype, trust_remote_code, "auto" if spread else None)
-        tokenizer = tokenizer if tokenizer is not None else base
+        if tokenizer is None:
+            tokenizer = load_tokenizer(base, trust_remote_code)
+            if adapter is not None:
+                _compare_tokenizers(tokenizer, str(adapter), trust_remote_code)
     else:
         base, loaded = name, model if dtype is None else model.to(dtype=dtype_of(dtype))  # pyright: ignore
     if adapter is not None:
@@ -102,6 +109,32 @@ def load_limits(
         raise ModelError(f"cannot load model {base}: {brief(error)}") from error
     limit = position_limit(config)
     return load_tokenizer(base if tokenizer is None else tokenizer, trust_remote_code), limit
+
+
+def _compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str, trust_remote_code: bool) -> None:
+    """Warn of an adapter that was saved with another tokenizer, or chat template, than its base's, which is used."""
+    folder, name = Path(adapter), "tokenizer_config.json"
+    if not ((folder / name).is_file() if folder.is_dir() else hub_file(adapter, name)):
+        return
+    try:
+        saved = load_tokenizer(adapter, trust_remote_code)
+        differing = [
+            part
+            for part, same in (
+                ("tokens", not (saved.is_fast and used.is_fast) or is_same(saved, used)),
+                ("chat template", saved.chat_template == used.chat_template),
+            )
+            if not same
+        ]
+        problem = f"gives other {' and another '.join(differing)}" if differing else ""
+    except ModelError:
+        problem = "cannot be loaded"
+    if problem:
+        warnings.warn(
+            f"the tokenizer in {adapter} {problem}; that of its base {used.name_or_path} is used. To use the adapter's, "
+            f"name it: --tokenizer {adapter}, or tokenizer= in Python",
+            stacklevel=3,
+        )
 
 
 def _moved(model: Module, device: str | torch.device) -> Module:

@@ -36,6 +36,10 @@ CHAT_TOKENS = 32
 """Least number of tokens generated for an answer in a chat, which is often a sentence."""
 
 
+THINKING = ("<think>", "</think>")
+"""What models that think before they answer put around their thoughts."""
+
+
 @dataclass(frozen=True)
 class Recall:
     """A model's answer to each prompt, and whether it is right or the shortcut.
@@ -272,4 +276,17 @@ def recall(
             )
         budgets = [max_new_tokens] * len(prompts)
     outputs = generate(model, prompts, max_new_tokens=budgets, batch_size=batch_size, edit=edit, progress=progress)
+    warn_of_thinking(prompts, outputs)
     return score(prompts, outputs, shortcuts, scoring)
+
+
+def warn_of_thinking(prompts: Sequence[Prompt], outputs: Sequence[str]) -> None:
+    """Warn of answers that begin with a model's thoughts, which are too long for the tokens that an answer gets."""
+    begun = [prompt.text.rstrip().endswith(THINKING[0]) for prompt in prompts]
+    thinking = sum(on or any(mark in output for mark in THINKING) for on, output in zip(begun, outputs, strict=True))
+    if thinking:
+        warnings.warn(
+            f"{thinking} of {len(outputs)} answers begin with the model's thoughts ({THINKING[0]}), which are scored "
+            "as its answer; ask without a chat template, or pass a tokenizer whose chat template leaves them out",
+            stacklevel=3,
+        )

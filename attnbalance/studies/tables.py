@@ -93,7 +93,7 @@ def _cells(row: StudyRow) -> list[str]:
 
 def _number(interval: Interval) -> str:
     if math.isnan(interval.mean):
-        return "? (the base completes none)"
+        return "? (the base completes none in a seed)"
     ends = "" if math.isnan(interval.low) else f" [{interval.low:.3f}, {interval.high:.3f}]"
     return f"{interval.mean:.3f}{ends}"
 

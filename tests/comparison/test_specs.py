@@ -22,7 +22,7 @@ from attnbalance.models.fingerprint import files_fingerprint
         ("a=some/model", ModelSpec("a", "some/model")),
         ("a=some/model+runs/lora", ModelSpec("a", "some/model", "runs/lora")),
         ("some/model", ModelSpec("model", "some/model")),
-        ("some/model+runs/lora", ModelSpec("model", "some/model", "runs/lora")),
+        ("some/model+runs/lora", ModelSpec("model+lora", "some/model", "runs/lora")),
         ("a=b=c", ModelSpec("a", "b=c")),
     ],
 )

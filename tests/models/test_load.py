@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,3 +168,47 @@ def test_a_device_must_be_named_as_torch_names_it(device: str, llama_folder: Pat
 def test_an_empty_tokenizer_is_not_taken_for_the_models_own(llama_folder: Path) -> None:
     with pytest.raises(ModelError, match="cannot load a tokenizer"):
         load_limits(str(llama_folder), tokenizer="")
+
+
+def _save_other_tokenizer(folder: Path, part: str) -> None:
+    tokenizer = tiny_tokenizer("bos")
+    if part == "chat template":
+        tokenizer.chat_template = "{% for message in messages %}<|user|>{{ message['content'] }}{% endfor %}"
+    elif part == "tokens":
+        tokenizer.add_tokens(["<|more|>"])
+    elif part == "padding":
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("part", ["chat template", "tokens"])
+def test_an_adapters_other_tokenizer_is_named_and_not_used(
+    part: str, adapter: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(adapter, tmp_path / "lora")
+    _save_other_tokenizer(folder, part)
+    with pytest.warns(UserWarning, match=f"tokenizer in .*lora gives other {part}; that of its base .* is used"):
+        model = load_model(checkpoint, adapter=folder)
+    assert (model.tokenizer.chat_template, len(model.tokenizer)) == (None, len(tiny_tokenizer("bos")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        named = load_model(checkpoint, adapter=folder, tokenizer=folder)
+    assert (named.tokenizer.chat_template is not None) == (part == "chat template")
+
+
+@pytest.mark.parametrize("part", ["nothing", "padding"])
+def test_an_adapters_copy_of_the_bases_tokenizer_is_not_spoken_of(
+    part: str, adapter: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(adapter, tmp_path / "lora")
+    _save_other_tokenizer(folder, part)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_model(checkpoint, adapter=folder)
+
+
+def test_an_adapters_damaged_tokenizer_is_named_and_not_used(adapter: Path, checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(adapter, tmp_path / "lora")
+    (folder / "tokenizer_config.json").write_text("{")
+    with pytest.warns(UserWarning, match="cannot be loaded; that of its base"):
+        load_model(checkpoint, adapter=folder)

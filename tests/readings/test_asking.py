@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import pytest
 from tiny import argmax_loop, eager, tiny_model, tiny_prompts, tiny_tokenizer
@@ -12,7 +13,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError
 from attnbalance.models.generate import generate
-from attnbalance.readings.recall import NEW_TOKENS, answer_budgets
+from attnbalance.readings.recall import NEW_TOKENS, answer_budgets, warn_of_thinking
 
 
 def longest_line(text: str) -> str:
@@ -112,3 +113,18 @@ def test_an_answer_in_a_chat_may_be_a_sentence() -> None:
     assert list(recall(model, chats).outputs) == [tokenizer.decode(ids, skip_special_tokens=True) for ids in said]
     assert answer_budgets(chats) == [32, 32, 32]
     assert answer_budgets(PromptSet.of(tiny_prompts()[:3], tokenizer)) == [10, 10, 10]
+
+
+@pytest.mark.parametrize(("thinks", "counted"), [("at the end of the prompt", 2), ("in an answer", 1), ("not", 0)])
+def test_answers_that_begin_with_thoughts_are_counted(thinks: str, counted: int) -> None:
+    prompts = list(tiny_prompts()[:2])
+    outputs = ["Okay, the user asks", "Paris"]
+    if thinks == "at the end of the prompt":
+        prompts = [dataclasses.replace(prompt, text=prompt.text + "<think>\n") for prompt in prompts]
+    elif thinks == "in an answer":
+        outputs[0] = "<think>\n" + outputs[0]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_thinking(prompts, outputs)
+    expected = [f"{counted} of 2 answers begin with the model's thoughts"] if counted else []
+    assert [str(warning.message)[: len(expected[0])] for warning in caught] == expected

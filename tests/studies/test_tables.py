@@ -61,7 +61,7 @@ def test_what_is_unknown_or_does_not_apply_is_told_apart() -> None:
     first, second = table_of([FULL, BARE]).split("\n\n**large**, 1 seed\n\n")
     assert "1 seeds" not in first + second
     row = cells(second.splitlines()[2])
-    assert (row["extraction ratio"], row["kept"]) == ("? (the base completes none)", "?")
+    assert (row["extraction ratio"], row["kept"]) == ("? (the base completes none in a seed)", "?")
     assert [name for name in HEAD if not row[name]] == [
         "most popular fifth",
         "against plain, points",
