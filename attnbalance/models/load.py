@@ -131,7 +131,7 @@ def _compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str, trust_remot
         problem = "cannot be loaded"
     if problem:
         warnings.warn(
-            f"the tokenizer in {adapter} {problem}; that of its base {used.name_or_path} is used. To use the adapter's, "
+            f"the tokenizer in {adapter} {problem}; that of its base {used.name_or_path} is used. To use the other, "
             f"name it: --tokenizer {adapter}, or tokenizer= in Python",
             stacklevel=3,
         )
