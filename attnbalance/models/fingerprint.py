@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -24,6 +24,8 @@ FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken",
 
 PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 """The dtypes of a fingerprint's checksums, no coarser one before a finer one."""
+ADAPTER_STATES = ("active_adapters", "merged_adapters", "disable_adapters", "scaling")
+"""What decides, beside their weights, what the adapters of a peft layer do."""
 CHUNK = 1 << 22
 """Weights that are summed at a time."""
 
@@ -64,14 +66,32 @@ def _dtype(model: Module) -> str:
     return sizes.most_common(1)[0][0] if sizes else ""
 
 
+def adapters_fingerprint(model: Module) -> str:
+    """A checksum of a model's adapters: their weights, which are active, merged or switched off, and their scales."""
+    added = adapter_parameters(model)
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    states = [
+        [name, *(getattr(module, state, None) for state in ADAPTER_STATES)]
+        for name, module in model.named_modules()
+        if hasattr(module, "adapter_layer_names")
+    ]
+    weights = _sums([(name, tensor) for name, tensor in tensors if id(tensor) in added])
+    return hashlib.sha256(f"{weights} {states}".encode()).hexdigest()
+
+
 def _checksum(model: Module, precision: str) -> str:
+    return _sums(sorted([*base_parameters(model), *_saved_buffers(model)], key=itemgetter(0)), precision)
+
+
+def _sums(tensors: Iterable[tuple[str, Tensor]], precision: str | None = None) -> str:
+    """SHA-256 over names, shapes and sums of bits, rounded to a precision or as they are."""
     import torch
 
     digest = hashlib.sha256()
-    for name, parameter in sorted([*base_parameters(model), *_saved_buffers(model)], key=itemgetter(0)):
+    for name, parameter in tensors:
         digest.update(f"{name}{tuple(parameter.shape)}".encode())
         for start, values in enumerate(parameter.detach().flatten().split(CHUNK)):
-            rounded = values.to(getattr(torch, precision)) if values.is_floating_point() else values
+            rounded = values.to(getattr(torch, precision)) if precision and values.is_floating_point() else values
             bits = rounded.view({8: torch.int64, 4: torch.int32, 2: torch.int16}.get(rounded.itemsize, torch.uint8))
             whole = bits.to(torch.int64)
             weighted = whole * torch.arange(start * CHUNK + 1, start * CHUNK + 1 + len(whole), device=whole.device)

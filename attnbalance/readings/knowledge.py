@@ -16,7 +16,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import read_saved, write_saved
-from attnbalance.models.fingerprint import fingerprint
+from attnbalance.models.fingerprint import adapters_fingerprint, fingerprint
 from attnbalance.models.generate import Sampling, generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes
@@ -164,7 +164,7 @@ def knowledge(
         progress: Whether to show a progress bar for each pass.
     """
     check_scoring(scoring)
-    weights = "" if work is None else json.dumps(fingerprint(model.model), sort_keys=True, default=str)
+    weights = "" if work is None else _weights(model)
     ask = _Asking(model, scoring, batch_size, work, weights, progress)
     asked = passes(prompts, model.tokenizer, forms, seed)
     answers = {name: ask.greedily(name, of) for name, of in asked.items()}
@@ -184,6 +184,12 @@ def knowledge(
     return Knowledge(tuple(prompts), outputs, right, greedy, tuple(sampled), chance)
 
 
+def _weights(model: HookedModel) -> str:
+    """What tells the model's weights and adapters from others."""
+    base = json.dumps(fingerprint(model.model), sort_keys=True)
+    return f"{base} {adapters_fingerprint(model.model)}"
+
+
 @dataclass(frozen=True)
 class _Asking:
     """How a model is asked in each pass."""
@@ -193,7 +199,7 @@ class _Asking:
     batch_size: int
     work: Path | None
     weights: str
-    """The model's fingerprint, where answers are kept."""
+    """The fingerprints of the model and its adapters, where answers are kept."""
     progress: bool
 
     def greedily(self, name: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:

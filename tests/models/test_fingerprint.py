@@ -16,7 +16,7 @@ from tiny import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM
 
 from attnbalance.files import seals
-from attnbalance.models.fingerprint import files_fingerprint, fingerprint, has_fingerprint
+from attnbalance.models.fingerprint import adapters_fingerprint, files_fingerprint, fingerprint, has_fingerprint
 
 WEIGHTS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj")
 
@@ -88,13 +88,19 @@ def test_every_edited_head_row_column_and_weight_changes_the_fingerprint(dtype: 
         LoHaConfig(target_modules=["q_proj"], init_weights=False),
     ],
 )
-def test_trained_adapters_of_any_kind_leave_the_fingerprint(config: PeftConfig) -> None:
+def test_trained_adapters_of_any_kind_leave_the_fingerprint_and_change_their_own(config: PeftConfig) -> None:
     own = fingerprint(tiny_model("llama"))
     model = get_peft_model(tiny_model("llama"), config)
+    states = [adapters_fingerprint(model), adapters_fingerprint(model)]
+    assert states[0] == states[1]
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(0.1)
+                states.append(adapters_fingerprint(model))
+    with model.disable_adapter():
+        states.append(adapters_fingerprint(model))
+    assert len(set(states)) == len(states) - 1
     assert fingerprint(model) == own
 
 

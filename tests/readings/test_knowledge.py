@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from base_oracle import SPORTS, TOWNS
-from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer
+from tiny import argmax_loop, eager, tiny_lora, tiny_model, tiny_tokenizer
 
 from attnbalance import Fact, Prompt, load_model
 from attnbalance.data.forms import FORMS, in_form
@@ -224,3 +224,23 @@ def test_a_chat_template_that_refuses_is_left_out_with_its_reason(script: Script
     with pytest.warns(UserWarning, match="the model is not asked in a chat: .*only a system may speak"):
         known = knowledge(load_model(tiny_model("llama"), tokenizer=tokenizer), make_prompts(TOWNS))
     assert list(known.right) == list(FORMS)
+
+
+def test_another_state_of_adapters_is_asked_anew(script: Script, hooked: HookedModel, tmp_path: Path) -> None:
+    adapted = load_model(tiny_lora(tiny_model("llama"), ["q_proj"]), tokenizer=hooked.tokenizer)
+    asked = list[int]()
+
+    def ask() -> None:
+        before = len(script.calls)
+        knowledge(adapted, make_prompts(TOWNS), forms=(), work=tmp_path)
+        asked.append(len(script.calls) - before)
+
+    ask()
+    ask()
+    with torch.no_grad():
+        next(weight for name, weight in adapted.model.named_parameters() if "lora_B" in name).add_(1)
+    ask()
+    with adapted.model.disable_adapter():  # pyright: ignore[reportCallIssue]
+        ask()
+    ask()
+    assert [bool(count) for count in asked] == [True, False, True, True, True]
