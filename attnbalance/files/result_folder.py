@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import MARKER, provenance, read_json, replacing, write_json
+from attnbalance.files.outputs import MARKER, provenance, read_json, write_json
 from attnbalance.files.seals import check_files, hash_files
-from attnbalance.files.work import HOLDER, LOCK, close_work, in_place, is_finished, locked, working
+from attnbalance.files.work import HOLDER, LOCK, close_work, finishing, in_place, is_finished, locked, working
 
 OURS = (MARKER, LOCK, HOLDER)
 """Files in a folder that are no results."""
@@ -67,9 +67,11 @@ class ResultFolder:
 
     @contextmanager
     def writing(self, work: Path, *, answer: str, dropped: Mapping[str, int]) -> Iterator[Path]:
-        """A new folder inside `work` that becomes `path`, marked as finished, when the block ends without an error."""
-        with replacing(self.path, work) as folder:
-            folder.mkdir()
+        """A new folder inside `work` that becomes `path`, marked as finished, when the block ends without an error.
+
+        Raises `OutputError`, and keeps the work, if someone has put other things into `path` meanwhile.
+        """
+        with finishing(self.path, self.kind, self.config, work) as folder:
             yield folder
             self.mark(folder, answer=answer, dropped=dropped)
 

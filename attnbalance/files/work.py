@@ -20,6 +20,7 @@ from attnbalance.files.outputs import (
     provenance,
     read_json,
     remove,
+    replacing,
     set_aside,
     write_json,
     writing,
@@ -95,6 +96,18 @@ def working(out: Path, kind: str, config: Mapping[str, object]) -> Iterator[Path
             raise
         with writing(work):
             remove(work)
+
+
+@contextmanager
+def finishing(out: Path, kind: str, config: Mapping[str, object], work: Path) -> Iterator[Path]:
+    """A new folder inside `work` that becomes `out` when the block ends without an error.
+
+    Raises `OutputError`, and keeps the work, if someone has put other things into `out` since the work began.
+    """
+    with replacing(out, work) as folder:
+        folder.mkdir()
+        yield folder
+        is_finished(out, kind, config)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ def order(ranks: Sequence[float], steps: int, batch_size: int, seed: int, curric
 
     Args:
         ranks: One for each fact, higher for facts that are more popular or known better (see `rank_facts`); ties are
-            broken by index.
+            broken at random.
         steps: The number of batches.
         batch_size: The number of facts in each.
         seed: Seed of all shuffles.
@@ -88,7 +88,8 @@ def order(ranks: Sequence[float], steps: int, batch_size: int, seed: int, curric
         raise DataError(
             f"a curriculum needs at least 1 fact, step and batch_size, got {len(ranks)}, {steps} and {batch_size}"
         )
-    by_rank = sorted(range(len(ranks)), key=lambda i: -ranks[i])
+    shuffled = random.Random(seed + 1).sample(range(len(ranks)), len(ranks))  # noqa: S311
+    by_rank = sorted(shuffled, key=lambda i: -ranks[i])
     everything, middle = list(range(len(ranks))), (len(ranks) + 1) // 2
     rng = random.Random(seed)  # noqa: S311
     if kind == "shuffled":

@@ -11,9 +11,9 @@ from attnbalance.data.bpe_tokenizer import check_vocabulary, train_tokenizer
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.statements import World
 from attnbalance.errors import DataError
-from attnbalance.files.outputs import MARKER, as_folder, provenance, replacing, write_saved
+from attnbalance.files.outputs import MARKER, as_folder, provenance, write_saved
 from attnbalance.files.seals import check_files, hash_files
-from attnbalance.files.work import close_work, is_finished
+from attnbalance.files.work import close_work, finishing, is_finished
 from attnbalance.finetuning.checkpoints import copy_for_users, written
 from attnbalance.finetuning.curriculum import check_examples
 
@@ -135,7 +135,7 @@ def _finish(work: Path, out: Path, config: dict[str, object], log: Sequence[dict
         return
     done = written(work)
     history = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
-    with replacing(out, work) as folder:
+    with finishing(out, KIND, config, work) as folder:
         copy_for_users(done[max(done)], folder, link=True)
         record = {"kind": KIND, "config": config, "training_loss": history, **provenance()}
         write_saved(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})

@@ -49,6 +49,19 @@ def test_a_folder_is_made_once_and_its_answer_is_read_again(tmp_path: Path) -> N
     assert sorted(os.listdir(tmp_path / "out")) == [MARKER, "report.html"]
 
 
+def test_what_was_put_into_the_folder_meanwhile_is_kept_and_named(tmp_path: Path) -> None:
+    steps, results = list[str](), results_in(tmp_path)
+    with pytest.raises(OutputError, match=r"holds other things \(notes.txt\)"), results.working() as work:
+        write_text(work / "measured", "1")
+        with results.writing(work, answer="42", dropped={}) as folder:
+            write_text(folder / "report.html", "all of it")
+            write_text(tmp_path / "out" / "notes.txt", "mine")
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    (tmp_path / "out" / "notes.txt").unlink()
+    assert make(results, steps) == "42"
+    assert steps == ["conclude", "report"]  # what was measured was kept
+
+
 def test_the_marker_says_what_the_folder_holds_and_how_it_was_made(tmp_path: Path) -> None:
     make(results_in(tmp_path), [])
     marker = read_json(tmp_path / "out" / MARKER)

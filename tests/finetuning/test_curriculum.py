@@ -164,3 +164,15 @@ def test_no_facts_and_no_steps_are_refused(ranks: list[float], steps: int, size:
         DataError, match=f"needs at least 1 fact, step and batch_size, got {len(ranks)}, {steps} and {size}"
     ):
         order(ranks, steps, size, 0)
+
+
+@pytest.mark.parametrize("kind", ["popular-first", "obscure-first", "popular-last", "popular-share=0.8"])
+def test_ties_do_not_follow_the_order_of_the_file(kind: str) -> None:
+    """Of 100 equally popular facts, the first 50 come about as often as the others in the first and the last batch."""
+    steps, size = 40, 20
+    for start in (0, (steps - 1) * size):
+        shares = [
+            sum(i < 50 for i in order([1.0] * 100, steps, size, seed, kind)[start : start + size]) / size
+            for seed in range(40)
+        ]
+        assert 0.4 < sum(shares) / len(shares) < 0.6  # 0.5 +- 0.1 is 5 standard errors of 40 batches of 20
