@@ -36,6 +36,8 @@ from .finetuning.parameters import (
 from .finetuning.pretrain import Recipe as Recipe
 from .finetuning.pretrain import pretrain as pretrain
 from .finetuning.ranking import rank_facts as rank_facts
+from .finetuning.replay import known_facts as known_facts
+from .finetuning.replay import with_replay as with_replay
 from .finetuning.runs import Run as Run
 from .finetuning.runs import load_run as load_run
 from .finetuning.settings import FinetuneSettings as FinetuneSettings

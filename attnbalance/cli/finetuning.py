@@ -78,7 +78,18 @@ def finetune(
     patience: Annotated[
         int, typer.Option(min=0, help="Stop after this many validations without improvement; 0: never.")
     ] = 3,
-    heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing.")] = 0.5,
+    heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing; may be 0.")] = 0.5,
+    validation: Annotated[
+        float,
+        typer.Option(help="Share of the subjects set apart to choose the checkpoint; 0: by the training facts."),
+    ] = 0.1,
+    replay: Annotated[
+        str | None,
+        typer.Option(metavar="FACTS", help="More facts: those that MODEL knows are trained on too, to be kept."),
+    ] = None,
+    replay_share: Annotated[
+        float, typer.Option(help="Share of replayed facts among all training facts, if enough are known.")
+    ] = 0.75,
     rank_by: Annotated[
         str,
         typer.Option(
@@ -104,6 +115,8 @@ def finetune(
     from attnbalance.finetuning.finetune import finetune as run
     from attnbalance.finetuning.objectives.parse import parse_objective
     from attnbalance.finetuning.ranking import RANKINGS, rank_facts
+    from attnbalance.finetuning.replay import ASKED, known_facts, replayed, with_replay
+    from attnbalance.finetuning.runs import HELDOUT, TRAIN
     from attnbalance.finetuning.settings import FinetuneSettings
     from attnbalance.finetuning.splits import split_facts
     from attnbalance.models.load import load_limits, load_model
@@ -147,24 +160,48 @@ def finetune(
             check_passes(prompts, tokenizer, max_positions)
         return prompts
 
-    prompts, dropped = without_bad(chosen, make, skip_bad)
-    usable = replace(chosen, facts=tuple(prompt.fact for prompt in prompts), dropped={**chosen.dropped, **dropped})
+    def usable(facts: FactSet) -> tuple[FactSet, dict[str, int]]:
+        prompts, dropped = without_bad(facts, make, skip_bad)
+        kept = tuple(prompt.fact for prompt in prompts)
+        return replace(facts, facts=kept, dropped={**facts.dropped, **dropped}), dropped
+
+    asked, dropped = usable(chosen)
     scores = None
     if rank_by != "popularity":
-        scores = rank_facts(usable, rank_by, load_model(model, dtype=dtype), template=template, batch_size=batch_size)
+        scores = rank_facts(asked, rank_by, load_model(model, dtype=dtype), template=template, batch_size=batch_size)
     trained = as_names(train_relations)
-    parts = split_facts(usable, split, heldout=heldout, seed=seed, scores=scores, share=share, train_relations=trained)
+    parts = split_facts(
+        asked,
+        split,
+        heldout=heldout,
+        validation=validation,
+        seed=seed,
+        scores=scores,
+        share=share,
+        train_relations=trained,
+    )
     if scores is not None:
         parts = replace(parts, name=f"{parts.name} by {rank_by}")
+    about_replay = ""
+    if replay is not None:
+        wanted = replayed(len(parts.train), replay_share)
+        others, unusable = usable(load_facts(replay, limit=ASKED * wanted, seed=seed))
+        dropped = {**dropped, **{f"{why}, of {replay}": count for why, count in unusable.items()}}
+        known = known_facts(load_model(model, dtype=dtype), others, template=template, seed=seed)
+        parts = with_replay(parts, known, replay_share, seed=seed)
+        added = f"{len(parts.replay)} are added"
+        about_replay = f"Replay: the model knows {len(known)} of {len(others)} facts of {replay}; {added}."
     with noting_reuse(out):
         done = run(model, parts, out, settings, progress=progress)
     loss = done.validation_loss[done.best_step]
     name = f"{done.base}+{out}" if lora_rank else out
     if dropped:
         print(f"Dropped of {len(chosen)} facts: {', '.join(f'{n} ({why})' for why, n in dropped.items())}.")
-    sizes = {part: len(getattr(parts, part)) for part in ("train", "validation", "heldout")}
+    sizes = {part: len(facts) for part, facts in parts.parts.items()}
     print(f"{done.trained}.")
     print(f"Facts: {', '.join(f'{n} {part}' for part, n in sizes.items())}, {parts.left_out} left out.")
+    if about_replay:
+        print(about_replay)
     if about := describe(done.base_completes, parse_objective(objective)):
         print(about)
     unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
@@ -172,5 +209,6 @@ def finetune(
     if done.base_loss is not None and done.base_loss < loss:
         print(f"The base itself is better: validation {unit.format(done.base_loss)}; try a lower --lr.")
     models = f"base={done.base}", f"finetuned={name}"
-    asked = "--facts", str(Path(out) / "heldout.jsonl"), "--template", template
-    print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *asked, '--recall', '--out'])} ...")
+    tested = Path(out) / (HELDOUT if len(parts.heldout) else TRAIN)
+    how = "--facts", str(tested), "--template", template
+    print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how, '--recall', '--out'])} ...")

@@ -27,7 +27,7 @@ def finetune(
     *,
     progress: bool = False,
 ) -> Run:
-    """Finetune a local model or Hub id on the answers to `split.train`; returns the run in the folder `out`.
+    """Finetune a local model or Hub id on the answers to the training facts; returns the run in the folder `out`.
 
     AdamW at a constant learning rate, gradients clipped at norm 1; loss on the tokens of the answer only. At each
     checkpoint the objective is measured on `split.validation`, and `out` itself is the best checkpoint. GPUs compute in
@@ -50,7 +50,7 @@ def finetune(
         "model": base,
         "model_files": files_fingerprint(base),
         "split": split.name,
-        "facts_sha256": {part: getattr(split, part).sha256 for part in ("train", "validation", "heldout")},
+        "facts_sha256": {part: facts.sha256 for part, facts in split.parts.items()},
         **settings.record(),
     }
     if is_finished(out, KIND, config):

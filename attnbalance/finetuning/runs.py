@@ -29,7 +29,7 @@ KINDS: dict[str, Kind] = {
 }
 """What the `attnbalance.json` of a run holds, by name."""
 
-TRAIN, HELDOUT, TRAJECTORY = "train.jsonl", "heldout.jsonl", "trajectory.json"
+TRAIN, HELDOUT, REPLAY, TRAJECTORY = "train.jsonl", "heldout.jsonl", "replay.jsonl", "trajectory.json"
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,21 @@ class Run:
 
     @property
     def heldout(self) -> FactSet:
-        """The facts about subjects that were not trained on."""
-        return load_own(self.path / HELDOUT)
+        """The facts about subjects that were not trained on; empty if none were held out."""
+        return self._facts(HELDOUT)
 
     @property
     def train(self) -> FactSet:
-        """The facts that were trained on."""
-        return load_own(self.path / TRAIN)
+        """The facts that were trained on, without those that were replayed."""
+        return self._facts(TRAIN)
+
+    @property
+    def replay(self) -> FactSet:
+        """The facts that the base knew and that were trained on as well; empty without replay."""
+        return self._facts(REPLAY)
+
+    def _facts(self, name: str) -> FactSet:
+        return load_own(self.path / name) if (self.path / name).is_file() else FactSet(())
 
 
 def load_run(path: str | Path) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import NoneType
 
 from attnbalance.arguments import expects
@@ -18,18 +18,29 @@ CONTROLLED_RELATIONS = ("country", "sport", "occupation")
 
 @dataclass(frozen=True)
 class Split:
-    """Facts to train on, to validate on and to test on; no subject is in two of these parts."""
+    """Facts to train on, to validate on and to test on.
+
+    No subject is in two of these parts, unless the training facts are themselves validated on.
+    """
 
     name: str
     """The kind of split, and what is unusual about it."""
     train: FactSet
     """Facts to train on."""
     validation: FactSet
-    """Facts to validate on, drawn from the same half."""
+    """Facts to validate on, drawn from the same half, or the training facts themselves."""
     heldout: FactSet
-    """Facts to test on."""
+    """Facts to test on; may be empty."""
     left_out: int
     """The number of facts in no part, e.g. the other half of the training facts."""
+    replay: FactSet = field(default_factory=lambda: FactSet(()))
+    """Facts that the base knows, trained on as well (see `with_replay`)."""
+
+    @property
+    def parts(self) -> dict[str, FactSet]:
+        """The parts by name; "replay" only where there are such facts."""
+        parts = {"train": self.train, "validation": self.validation, "heldout": self.heldout}
+        return parts | ({"replay": self.replay} if len(self.replay) else {})
 
 
 @expects(facts=FactSet, name=str, train_relations=([str], NoneType))
@@ -61,8 +72,9 @@ def split_facts(
     Args:
         facts: The facts to split.
         name: One of `SPLITS`.
-        heldout: The share of the subjects that is held out.
-        validation: The share of the half's subjects that early stopping uses.
+        heldout: The share of the subjects that is held out, from 0 to below 1.
+        validation: The share of the half's subjects that early stopping uses, from 0 to below 1. At 0 it uses the
+            training facts themselves: the best checkpoint is the one that has learned them best.
         seed: Seed of all draws.
         scores: One for each fact, instead of popularity (see `rank_facts`).
         share: The share of a "half": 0.3 gives the top or bottom 30% (Figure 5).
@@ -71,9 +83,9 @@ def split_facts(
     """
     if name not in SPLITS:
         raise DataError(f"no split {name!r}; there are {', '.join(SPLITS)}")
-    if not (0 < heldout < 1 and 0 < validation < 1 and 0 < share < 1):
+    if not (0 <= heldout < 1 and 0 <= validation < 1 and 0 < share < 1):
         raise DataError(
-            "`heldout`, `validation` and `share` must be shares between 0 and 1, got "
+            "`heldout`, `validation` and `share` must be shares between 0 and 1 (`share` above 0), got "
             f"{heldout}, {validation} and {share}"
         )
     if name == "whole" and share != 0.5:
@@ -95,11 +107,11 @@ def split_facts(
         pool = pool if train_relations is None else pool.of_relations(train_relations)
         chosen_set = replace(pool, facts=_half(pool.facts, name, seed, ranks, share))
     held_in, train = _by_subject(chosen_set, validation, seed + 1)
-    split = Split(
-        _called(name, share, train_relations), train, held_in, test, len(facts) - len(train) - len(held_in) - len(test)
-    )
+    left_out = len(facts) - len(train) - len(held_in) - len(test)
+    called = _called(name, share, train_relations)
+    split = Split(called, train, held_in if validation else train, test, left_out)
     for part in ("train", "validation", "heldout"):
-        if not len(getattr(split, part)):
+        if not len(getattr(split, part)) and (heldout or part != "heldout"):
             raise DataError(
                 f"the {part} part of split {name!r} of {len(facts)} facts is empty; use more facts or other shares"
             )
@@ -125,7 +137,7 @@ def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactS
     """The facts of a random share of the subjects, and the rest."""
     subjects = sorted({fact.composed_subject for fact in facts})
     random.Random(seed).shuffle(subjects)  # noqa: S311
-    apart = set(subjects[: max(1, round(share * len(subjects)))])
+    apart = set(subjects[: max(1, round(share * len(subjects)))] if share else ())
     return facts.where(lambda fact: fact.composed_subject in apart), facts.where(
         lambda fact: fact.composed_subject not in apart
     )

@@ -132,3 +132,31 @@ def test_two_processes_finetune_as_one_does(llama_folder: Path, tmp_path: Path, 
     weights = (load_file(run.path / "model.safetensors") for run in (one, two))
     assert_close(*weights, tolerance=1e-4)  # AdamW divides small gradients by their size
     assert not list(tmp_path.glob(".*"))
+
+
+def test_finetune_replays_what_the_model_knows_of_other_facts(
+    llama_folder: Path, tmp_path: Path, facts_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second of 16 facts is known; a third of the training facts are replayed."""
+    names = [f"Town {letter}" for letter in "ABCDEFGHIJKLMNOP"]
+    others = tmp_path / "others.jsonl"
+    others.write_text("".join(json.dumps({"subject": n, "relation": "capital", "answers": [n]}) + "\n" for n in names))
+    monkeypatch.setattr(
+        "attnbalance.finetuning.replay.completions", lambda asked, *_: [i % 2 == 0 for i in range(len(asked))]
+    )
+    sizes = ("--split", "whole", "--heldout", 0, "--validation", 0, "--steps", 2, "--batch-size", 4)
+    options = ("--facts", facts_file, *sizes, "--replay", others, "--out", tmp_path / "run")
+    code, text = run_command("finetune", llama_folder, *options, "--replay-share", 0.3)
+    assert code == 0, text
+    run = load_run(tmp_path / "run")
+    count = len(run.train)
+    wanted = round(3 / 7 * count)
+    assert f"Replay: the model knows 8 of 16 facts of {others}; {wanted} are added." in text
+    assert [fact.subject for fact in run.replay] == [
+        name for name in names[::2] if name in {f.subject for f in run.replay}
+    ]
+    assert len(run.replay) == wanted
+    assert f"Facts: {count} train, {count} validation, 0 heldout, {wanted} replay, 0 left out." in text
+    assert f"--facts {tmp_path / 'run' / 'train.jsonl'}" in text
+    code, text = run_command("finetune", llama_folder, *options, "--replay-share", 1)
+    assert (code, "share of replay must be between 0 and 1, got 1.0" in text) == (2, True)

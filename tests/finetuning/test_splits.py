@@ -102,7 +102,8 @@ def test_a_subject_that_is_tested_in_one_relation_is_not_trained_on_in_another()
     [
         ("middle", {}, "no split 'middle'"),
         ("top", {"heldout": 1.0}, "between 0 and 1"),
-        ("top", {"validation": 0.0}, "between 0 and 1"),
+        ("top", {"validation": 1.0}, "between 0 and 1"),
+        ("top", {"heldout": -0.1}, "between 0 and 1"),
         ("top", {"share": 1.0}, "between 0 and 1"),
         ("top", {"train_relations": ["nothing"]}, "no facts of relation 'nothing'"),
     ],

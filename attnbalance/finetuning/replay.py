@@ -1,0 +1,81 @@
+"""Replay: facts that the base knows, trained on beside new ones, so that they are not forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attnbalance.arguments import expects
+from attnbalance.data.facts import FactSet
+from attnbalance.data.forms import in_form
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import Template, make_prompts
+from attnbalance.errors import DataError
+from attnbalance.finetuning.examples import examples_of
+from attnbalance.finetuning.objectives.best_forms import choose_forms, completions
+from attnbalance.finetuning.splits import Split
+from attnbalance.models.hooked import HookedModel
+
+SHARE = 0.75
+"""The share of known facts among all training facts."""
+
+ASKED = 4
+"""Facts asked, on the command line, for each one to be replayed: a model may know a quarter of them."""
+
+
+@expects(model=HookedModel, facts=FactSet)
+def known_facts(
+    model: HookedModel, facts: FactSet, *, template: str | Template = "qa", batch_size: int = 64, seed: int = 0
+) -> FactSet:
+    """The facts whose first answer the model completes, asked in the form that suits their relation best.
+
+    Known facts keep a model's knowledge better than any loss on new facts alone does. An answer is completed if each of
+    its tokens is the most probable one after the right ones before it. The form is chosen for each relation from at
+    most 50 of its facts (see `choose_forms`).
+
+    Args:
+        model: The model that is going to be finetuned.
+        facts: Facts of which it may know some.
+        template: Name or text of the questions' template (see `Template`).
+        batch_size: Prompts of one forward pass.
+        seed: Seed of the few shots.
+
+    Raises `BadRowsError` for facts that cannot be asked; `DataError` if none is known.
+    """
+    examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
+    best = choose_forms(examples, model, batch_size, seed)
+    known = set[int]()
+    for relation, form in best.items():
+        own = facts.of_relations([relation])
+        prompts = in_form(form, make_prompts(own, template), seed)
+        asked = examples_of(prompts, model.tokenizer, end=False, max_positions=model.max_positions)
+        hits = completions(asked, model, batch_size)
+        known |= {id(fact) for fact, hit in zip(own, hits, strict=True) if hit}
+    if not known:
+        raise DataError(f"the model completes none of the {len(facts)} facts; there is nothing to replay")
+    return facts.where(lambda fact: id(fact) in known)
+
+
+@expects(split=Split, known=FactSet)
+def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int = 0) -> Split:
+    """A split that also trains on known facts, drawn so that they are a share of all its training facts.
+
+    Facts about a subject of the split are left out. Where fewer are left than the share asks for, all are taken. Raises
+    `DataError` for a share outside (0, 1), and where no fact is left.
+    """
+    parts = (split.train, split.validation, split.heldout)
+    subjects = {fact.composed_subject for part in parts for fact in part}
+    others = known.where(lambda fact: fact.composed_subject not in subjects)
+    if not len(others):
+        raise DataError(f"all {len(known)} known facts are about subjects of the split; replay needs others")
+    return replace(split, replay=others.sample(replayed(len(split.train), share), seed))
+
+
+def replayed(new: int, share: float) -> int:
+    """The number of known facts that are a share of all facts beside some new ones; at least 1.
+
+    >>> replayed(200, 0.75)
+    600
+    """
+    if not 0 < share < 1:
+        raise DataError(f"the share of replay must be between 0 and 1, got {share}")
+    return max(1, round(share / (1 - share) * new))

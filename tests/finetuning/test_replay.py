@@ -1,0 +1,87 @@
+"""Replay: which facts count as known, and which are trained on beside the new ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer
+
+from attnbalance import load_model
+from attnbalance.data.facts import Fact, FactSet
+from attnbalance.data.prompts import make_prompts
+from attnbalance.errors import DataError
+from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.replay import known_facts, replayed, with_replay
+from attnbalance.finetuning.settings import FinetuneSettings
+from attnbalance.finetuning.splits import split_facts
+
+NAMES = [a + b + c for a in "ABCDEF" for b in "aeiou" for c in "lnrs"]
+
+
+def asked() -> list[Fact]:
+    """One-token answers to questions: every second is what a plain loop over the model says, the others are not."""
+    model, tokenizer = eager(tiny_model("llama")), tiny_tokenizer()
+    facts = list[Fact]()
+    for prompt in make_prompts([Fact(name, "capital", ("none",), question=f"Who is {name}?") for name in NAMES]):
+        ids = tuple(tokenizer(prompt.text)["input_ids"])
+        for shift in (0, 1):  # the next token's text is another answer
+            said = [(argmax_loop(model, ids, 1, stop=None)[0] + shift) % 400]
+            text = str(tokenizer.decode(said)).strip()
+            if text and tokenizer(f" {text}", add_special_tokens=False)["input_ids"] == said:
+                facts.append(replace(prompt.fact, relation=f"shifted by {shift}", answers=(text,)))
+    return facts
+
+
+def test_known_facts_are_those_whose_answer_a_plain_loop_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnbalance.finetuning.objectives.best_forms.FORMS", ("question",))
+    facts = asked()
+    said = [fact for fact in facts if fact.relation.endswith("0")]
+    assert 5 < len(said) < len(facts) - 5
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    with pytest.warns(UserWarning, match="In no form does the base complete .* shifted by 1"):
+        assert list(known_facts(model, FactSet(tuple(facts)), batch_size=7)) == said
+    others = FactSet(tuple(fact for fact in facts if fact not in said))
+    with pytest.warns(match="In no form"), pytest.raises(DataError, match=f"completes none of the {len(others)} facts"):
+        known_facts(model, others)
+
+
+def towns(names: list[str]) -> FactSet:
+    return FactSet(tuple(Fact(name, "capital", (f"{name}ia",), float(i)) for i, name in enumerate(names)))
+
+
+def test_replay_is_a_share_of_all_training_facts_and_none_of_the_splits_subjects() -> None:
+    split = split_facts(towns(NAMES[:40]), "whole", heldout=0.5, validation=0.2)
+    known = towns(NAMES[20:])  # 20 of them are subjects of the split
+    mixed = with_replay(split, known, 0.6, seed=3)
+    assert len(mixed.replay) == replayed(len(split.train), 0.6) == 24  # 16 / (16 + 24) are new
+    assert {fact.subject for fact in mixed.replay} <= set(NAMES[40:])
+    assert mixed == replace(split, replay=mixed.replay)
+    assert mixed.replay != with_replay(split, known, 0.6, seed=4).replay
+    assert len(with_replay(split, known, 0.99).replay) == len(NAMES[40:])  # all that there are
+
+
+def test_replay_that_is_not_possible_is_refused() -> None:
+    split = split_facts(towns(NAMES[:40]), "whole")
+    with pytest.raises(DataError, match="all 30 known facts are about subjects of the split"):
+        with_replay(split, towns(NAMES[:30]))
+    for share in (0.0, 1.0):
+        with pytest.raises(DataError, match=f"share of replay must be between 0 and 1, got {share}"):
+            with_replay(split, towns(NAMES), share)
+
+
+def test_all_facts_can_be_trained_on_beside_replay(llama_folder: Path, tmp_path: Path) -> None:
+    """Nothing is held out, and the checkpoint that has learned the new facts best is the run."""
+    new, known = towns(NAMES[:12]), towns(NAMES[12:60])
+    split = with_replay(split_facts(new, "whole", heldout=0, validation=0), known)
+    assert (split.train, split.validation, len(split.heldout), split.left_out) == (new, new, 0, 0)
+    settings = FinetuneSettings(steps=12, batch_size=8, checkpoint_every=4, learning_rate=3e-3, seed=1)
+    run = finetune(llama_folder, split, tmp_path / "run", settings)
+    assert (list(run.train), list(run.replay), list(run.heldout)) == (list(new), list(split.replay), [])
+    assert run.best_step == min(run.validation_loss, key=lambda step: run.validation_loss[step]) == 12
+    assert set(run.shortcuts["capital"]) <= {fact.answer for fact in new}
+    again = finetune(llama_folder, split, tmp_path / "run", settings)
+    assert again == run
+    without = finetune(llama_folder, replace(split, replay=FactSet(())), tmp_path / "plain", settings)
+    assert without.validation_loss != run.validation_loss
