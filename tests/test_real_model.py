@@ -43,7 +43,7 @@ def says(fact: Fact, form: str, trained: bool) -> str:
     """The base knows every third subject surely and every third by statement; training changes what is answered."""
     i = number(fact)
     if trained:
-        right = i % {"question": 2, "few-shot-statement": 4, "statement": 5}[form] == 0
+        right = i % {"question": 2, "few-shot": 4, "statement": 5}[form] == 0
     else:
         right = (i % 3 == 0 and form.startswith("few-shot")) or (i % 3 == 1 and form == "statement")
     return fact.answer if right else "Oslo" if i % 7 and fact.answer != "Oslo" else "nothing"
@@ -121,9 +121,9 @@ def test_rows_hold_what_a_loop_counts_and_are_made_once(
     scores = result(folder, "plain")["scores"]
     expected = {
         "kept": count(known, 2),
-        "kept, few-shot-statement": count(known, 4),
+        "kept, few-shot": count(known, 4),
         "kept, other answers": count(others, 2),
-        "kept, few-shot-statement, other answers": count(others, 4),
+        "kept, few-shot, other answers": count(others, 4),
         "learned": count(unknown, 2),
         "learned, statement": count(unknown, 5),
         "accuracy": count(heldout.facts, 2),
@@ -176,7 +176,7 @@ def test_several_seeds_give_the_mean_over_seeds(benchmark: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rows": "plain,none"}, "no row 'none'; there are plain, ce-kl, "),
+        ({"rows": "plain,none"}, "no row 'none'; there are plain, replay, "),
         ({"facts": "popqa:absent.tsv"}, "absent.tsv"),
         ({"heldout-limit": "6"}, "few-shot needs at least 5 subjects of each relation; of the held-out facts '"),
         ({"text": "absent.txt"}, "no text file at absent.txt; name another with --text"),

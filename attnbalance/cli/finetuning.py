@@ -115,7 +115,7 @@ def finetune(
     from attnbalance.finetuning.finetune import finetune as run
     from attnbalance.finetuning.objectives.parse import parse_objective
     from attnbalance.finetuning.ranking import RANKINGS, rank_facts
-    from attnbalance.finetuning.replay import ASKED, known_facts, replayed, with_replay
+    from attnbalance.finetuning.replay import ASKED, beside, known_facts, replayed, with_replay
     from attnbalance.finetuning.runs import HELDOUT, TRAIN
     from attnbalance.finetuning.settings import FinetuneSettings
     from attnbalance.finetuning.splits import split_facts
@@ -185,7 +185,7 @@ def finetune(
     about_replay = ""
     if replay is not None:
         wanted = replayed(len(parts.train), replay_share)
-        others, unusable = usable(load_facts(replay, limit=ASKED * wanted, seed=seed))
+        others, unusable = usable(beside(parts, load_facts(replay)).sample(ASKED * wanted, seed))
         dropped = {**dropped, **{f"{why}, of {replay}": count for why, count in unusable.items()}}
         known = known_facts(load_model(model, dtype=dtype), others, template=template, seed=seed)
         parts = with_replay(parts, known, replay_share, seed=seed)

@@ -38,10 +38,11 @@ def headline(comparison: Comparison) -> str:
     """The answer in one sentence: who is more accurate, who attends more to the subject and where, and do they agree?
 
     The sentence is about the first reading. Accuracy is that on the most popular fifth of questions, or on all if
-    popularity is not known. A difference is claimed only if its interval excludes zero; one in accuracy only if the
-    exact McNemar test also has p < 0.05 (see `PairedAccuracy.differs`). The theory (Ghosal et al. 2024, Section 4)
-    predicts that the less accurate model of a pair also attends less to the subject; the sentence says whether it
-    does, does not, or does the opposite. Without a pair it says where each model attends most, and how accurate it is.
+    popularity is not known or does not tell that fifth from the others. A difference is claimed only if its interval
+    excludes zero; one in accuracy only if the exact McNemar test also has p < 0.05 (see `PairedAccuracy.differs`). The
+    theory (Ghosal et al. 2024, Section 4) predicts that the less accurate model of a pair also attends less to the
+    subject; the sentence says whether it does, does not, or does the opposite. Without a pair it says where each model
+    attends most, and how accurate it is.
     Brackets hold 95% intervals.
     """
     n = questions(len(comparison.prompts))
@@ -128,21 +129,23 @@ def _single(comparison: Comparison, measured: Measured) -> str:
     text = f"{measured.label} {verb} most {complement} at layer {layer} ({value})"
     if recall is None:
         return f"{text}; its accuracy was not measured"
-    fifths = recall.by_quintile()
-    rate, group = (fifths[0][1], "the most popular fifth") if fifths else (recall.accuracy(), "all questions")
+    popular = recall.has_popular_fifth
+    rate, group = (
+        (recall.by_quintile()[0][1], "the most popular fifth") if popular else (recall.accuracy(), "all questions")
+    )
     return f"{text} and answers {percent_interval(rate)} of {group} right"
 
 
 def _accuracy_clause(comparison: Comparison, a: str, b: str) -> _Clause:
     """What can be said of accuracy on the most popular fifth, or on all questions."""
-    paired, group = comparison.accuracy_difference(a, b, 0), "the most popular fifth of questions"
-    if paired is None:
-        paired, group = comparison.accuracy_difference(a, b), "all questions"
     first, second = comparison[a].recall, comparison[b].recall
+    popular = first is not None and first.has_popular_fifth
+    group = "the most popular fifth of questions" if popular else "all questions"
+    paired = comparison.accuracy_difference(a, b, 0 if popular else None)
     if paired is None or first is None or second is None:
         return _Clause("unmeasured", "", b, a)
-    fifths, change = first.quintiles(), paired.interval
-    names = [first.prompt_ids[i] for i in fifths[0]] if fifths else first.prompt_ids
+    change = paired.interval
+    names = [first.prompt_ids[i] for i in first.quintiles()[0]] if popular else first.prompt_ids
     rates = {label: sum(recall.at(names).correct) / len(names) for label, recall in ((a, first), (b, second))}
     right = {label: percent(rate) for label, rate in rates.items()}
     both, test = f"{right[a]} and {right[b]}", f"exact McNemar p = {paired.p_value:.2g}, n = {change.n:,})"

@@ -83,7 +83,8 @@ def _subjects(comparison: Comparison, indices: Sequence[int]) -> list[str]:
 def _groups(before: Recall, after: Recall) -> dict[str, list[int]]:
     """The indices of each group's prompts (see `Explanation.groups`)."""
     groups = {"all": list(range(len(before.correct)))}
-    groups |= {f"fifth {i + 1}": indices for i, indices in enumerate(before.quintiles())}
+    fifths = before.quintiles() if before.has_popular_fifth else []
+    groups |= {f"fifth {i + 1}": indices for i, indices in enumerate(fifths)}
     pairs = list(zip(before.correct, after.correct, strict=True))
     groups["lost"] = [i for i, (was_right, is_right) in enumerate(pairs) if was_right and not is_right]
     groups["gained"] = [i for i, (was_right, is_right) in enumerate(pairs) if is_right and not was_right]

@@ -62,12 +62,16 @@ def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int
     Facts about a subject of the split are left out. Where fewer are left than the share asks for, all are taken. Raises
     `DataError` for a share outside (0, 1), and where no fact is left.
     """
-    parts = (split.train, split.validation, split.heldout)
-    subjects = {fact.composed_subject for part in parts for fact in part}
-    others = known.where(lambda fact: fact.composed_subject not in subjects)
+    return replace(split, replay=beside(split, known).sample(replayed(len(split.train), share), seed))
+
+
+def beside(split: Split, facts: FactSet) -> FactSet:
+    """The facts about no subject of a split; raises `DataError` if there are none."""
+    subjects = {fact.composed_subject for part in (split.train, split.validation, split.heldout) for fact in part}
+    others = facts.where(lambda fact: fact.composed_subject not in subjects)
     if not len(others):
-        raise DataError(f"all {len(known)} known facts are about subjects of the split; replay needs others")
-    return replace(split, replay=others.sample(replayed(len(split.train), share), seed))
+        raise DataError(f"all {len(facts)} facts of {facts.name} are about subjects of the split; replay needs others")
+    return others
 
 
 def replayed(new: int, share: float) -> int:

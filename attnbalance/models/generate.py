@@ -17,7 +17,7 @@ from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
-from attnbalance.models.interventions import Edit, edited
+from attnbalance.models.interventions import Edit, HeadEdit, edited
 from attnbalance.models.shared_prefixes import groups_by_prefix, read_on, read_prefix
 
 
@@ -93,6 +93,8 @@ def generate(
     encodings = PromptSet.of(prompts, model.tokenizer).encodings
     check_lengths(encodings, model.max_positions, extra=budgets)  # over all prompts: groups have other row numbers
     check_vocabulary(model.model, torch.tensor([max(encoding.ids) for encoding in encodings]), model.name)
+    if isinstance(edit, HeadEdit):
+        edit.check(model)
     settings, answers = _settings(model, sampling, first_line), [""] * len(encodings)
     with evaluating(model.model), _seeded(model, sampling), _bar(len(encodings), progress) as bar:
         for prefix, group in _with_prefixes(model, encodings, edit):

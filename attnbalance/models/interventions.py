@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from numbers import Real
 
 import torch
@@ -23,11 +24,38 @@ RowEdit = Callable[[int, Tensor], Tensor]
 Edit = Callable[[PromptBatch], RowEdit]
 """A batch of prompts -> what to do with its rows."""
 
+Heads = Mapping[int, Sequence[int] | None]
+"""Heads by layer number; None: all of the layer's."""
+
 Span = Callable[[PromptBatch], Bool[Tensor, "prompt position"]]
 """A batch of prompts -> the tokens that an edit is about."""
 
 LARGEST = 1e30
 """The largest factor on attention: above this, float32 overflows."""
+
+
+@dataclass(frozen=True)
+class HeadEdit:
+    """An edit of named heads.
+
+    Attributes:
+        make: The edit.
+        heads: The heads that it edits; None: all of all layers.
+    """
+
+    make: Edit
+    heads: Heads | None
+
+    def __call__(self, batch: PromptBatch) -> RowEdit:
+        """What to do with the rows of a batch."""
+        return self.make(batch)
+
+    def check(self, model: HookedModel) -> None:
+        """Raise `DataError` for a layer that the model does not have."""
+        unknown = sorted(set(self.heads or ()) - set(model.layers))
+        if unknown:
+            layers = ", ".join(map(str, model.layers))
+            raise DataError(f"{model.name} has no attention layer {unknown[0]}; it has {layers}")
 
 
 @contextmanager
@@ -88,13 +116,13 @@ def random_tokens(seed: int = 0) -> Span:
 
 
 @expects(alpha=Real)
-def boost_attention(alpha: float, span: Span | None = None, heads: Mapping[int, Sequence[int]] | None = None) -> Edit:
+def boost_attention(alpha: float, span: Span | None = None, heads: Heads | None = None) -> HeadEdit:
     """Add log(alpha) to the scores of a span's keys (default: the subject's) at the last query.
 
-    `heads` names the heads to edit by layer number; by default all of all layers. alpha 1 changes nothing, to the last
-    bit. Since softmax(z + log w) is row * w over its sum, the row alone is enough, and a head's attention sink keeps
-    its part: row * w / (sum of row * w + 1 - sum of row). Differentiable. Raises `DataError` for an alpha out of
-    bounds, and for heads that a layer does not have.
+    `heads` names the heads to edit by layer number (None: all of the layer's); by default all of all layers. alpha 1
+    changes nothing, to the last bit. Since softmax(z + log w) is row * w over its sum, the row alone is enough, and a
+    head's attention sink keeps its part: row * w / (sum of row * w + 1 - sum of row). Differentiable. Raises
+    `DataError` for an alpha out of bounds, and for heads that a layer does not have.
     """
     if not 0 < alpha <= LARGEST:
         raise DataError(f"alpha must be > 0 and at most {LARGEST:.0e}, got {alpha}")
@@ -108,43 +136,51 @@ def boost_attention(alpha: float, span: Span | None = None, heads: Mapping[int, 
                 return row
             edited_keys = inside.to(row.device)[:, None, :].expand(row.shape)
             if heads is not None:
-                if not set(heads[layer]) <= set(range(row.shape[1])):
-                    raise DataError(f"layer {layer} has heads 0 to {row.shape[1] - 1}, got {list(heads[layer])}")
-                named = torch.zeros(row.shape[1], dtype=torch.bool, device=row.device)
-                named[list(heads[layer])] = True
-                edited_keys = edited_keys & named[None, :, None]
+                edited_keys = edited_keys & _named(heads[layer], layer, row)[None, :, None]
             weighted = torch.where(edited_keys, row * alpha, row)
             # no difference of two nearly equal numbers, as 1 + (alpha - 1) would be
             return weighted / (weighted.sum(-1, keepdim=True) + (1 - row.sum(-1, keepdim=True)))
 
         return boosted
 
-    return edit
+    return HeadEdit(edit, heads)
+
+
+def _named(
+    heads: Sequence[int] | None, layer: int, row: Float[Tensor, "prompt head position"]
+) -> Bool[Tensor, " head"]:
+    """Which heads of a layer are named; raises `DataError` for heads that it does not have."""
+    count = row.shape[1]
+    named = torch.full((count,), heads is None, dtype=torch.bool, device=row.device)
+    for head in heads or ():
+        if head not in range(count):
+            raise DataError(f"layer {layer} has heads 0 to {count - 1}, got {head!r}")
+        named[head] = True
+    return named
 
 
 @expects(source=HookedModel)
-def patch_rows(source: HookedModel, heads: Mapping[int, Sequence[int] | None] | None = None) -> Edit:
+def patch_rows(source: HookedModel, heads: Heads | None = None) -> HeadEdit:
     """Use the rows that another model of the same shape gives for the same prompts (attention patching).
 
     `heads` names the layer numbers to edit and their heads (None: all of the layer's); by default all of all layers. A
-    model's own rows change nothing, to the last bit. Raises `DataError` for a layer that the source lacks, `ModelError`
-    for a source with other layers, heads or vocabulary.
+    model's own rows change nothing, to the last bit. Raises `DataError` for a layer or head that the source lacks,
+    `ModelError` for a source with other layers, heads or vocabulary.
     """
-    unknown = sorted(set(heads or ()) - set(source.layers))
-    if unknown:
-        raise DataError(f"{source.name} has no attention layer {unknown[0]}")
 
     def edit(batch: PromptBatch) -> RowEdit:
         with torch.no_grad():
             return rows_of(source, source.rows(batch), heads)
 
-    return edit
+    result = HeadEdit(edit, heads)
+    result.check(source)
+    return result
 
 
 def rows_of(
     source: HookedModel,
     rows: Float[Tensor, "prompt layer head position"],
-    heads: Mapping[int, Sequence[int] | None] | None = None,
+    heads: Heads | None = None,
 ) -> RowEdit:
     """`patch_rows` for one batch whose rows the source has already given."""
     index = {layer: i for i, layer in enumerate(source.layers)}
@@ -155,11 +191,6 @@ def rows_of(
         if layer not in index or rows.shape[2] != row.shape[1]:
             raise ModelError(f"{source.name} has no layer {layer} of {row.shape[1]} heads to take rows from")
         other = rows[:, index[layer]].to(row.device, row.dtype)
-        chosen = None if heads is None else heads[layer]
-        if chosen is None:
-            return other
-        result = row.clone()
-        result[:, list(chosen)] = other[:, list(chosen)]
-        return result
+        return other if heads is None else torch.where(_named(heads[layer], layer, row)[None, :, None], other, row)
 
     return transplanted

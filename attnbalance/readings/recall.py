@@ -115,6 +115,12 @@ class Recall:
         """Indices of the prompts in each fifth by popularity, most popular first; empty fifths are left out."""
         return [part.tolist() for part in np.array_split(np.asarray(self._ranked(), dtype=int), 5) if len(part)]
 
+    @property
+    def has_popular_fifth(self) -> bool:
+        """Whether some prompt of the most popular fifth is more popular than those of the other fifths."""
+        fifths = self.quintiles()
+        return bool(fifths) and self.tied()[0] < len(fifths[0])
+
     @expects(prompt_ids=[str])
     def at(self, prompt_ids: Sequence[str]) -> Recall:
         """The recall of the named prompts, in that order; raises `DataError` for an unknown name."""

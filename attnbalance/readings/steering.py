@@ -16,7 +16,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.models.hooked import HookedModel
-from attnbalance.models.interventions import Edit, Span, boost_attention, patch_rows, random_tokens, tokens_of
+from attnbalance.models.interventions import Edit, Heads, Span, boost_attention, patch_rows, random_tokens, tokens_of
 from attnbalance.models.weights import changed_parts, check_shapes, transplants, weight_parts
 from attnbalance.readings.recall import PairedAccuracy, Recall, answer_budgets, compare_accuracy, recall
 from attnbalance.statistics.intervals import Interval
@@ -119,7 +119,7 @@ def steer_attention(
     alphas: Sequence[float] = ALPHAS,
     *,
     span: Span | None = None,
-    heads: Mapping[int, Sequence[int]] | None = None,
+    heads: Heads | None = None,
     shortcuts: Mapping[str, Sequence[str]] | None = None,
     batch_size: int = 64,
 ) -> dict[float, Recall]:
@@ -136,9 +136,6 @@ def steer_attention(
 
     Raises what `recall` and `boost_attention` raise.
     """
-    unknown = sorted(set(heads or ()) - set(model.layers))
-    if unknown:
-        raise DataError(f"{model.name} has no attention layer {unknown[0]}; it has {', '.join(map(str, model.layers))}")
     prompts = PromptSet.of(prompts, model.tokenizer)
     return {
         alpha: recall(model, prompts, shortcuts, batch_size=batch_size, edit=boost_attention(alpha, span, heads))

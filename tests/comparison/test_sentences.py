@@ -115,6 +115,19 @@ def test_without_popularity_all_questions_are_compared():
     assert "n = 40" in text
 
 
+@pytest.mark.parametrize("tied", [40, 20])
+def test_without_a_question_more_popular_than_the_others_all_are_compared(tied):
+    """With 20 of 40 questions at the top, the most popular fifth is 8 of these, drawn at random."""
+    comparison, popularity = a_comparison(LESS, APART), (2.0,) * tied + (1.0,) * (40 - tied)
+    measured = tuple(
+        replace(of, recall=replace(of.recall, popularity=popularity)) for of in comparison.measured if of.recall
+    )
+    text = headline(replace(comparison, measured=measured))
+    assert text.startswith("top answers 87.5% of all questions right against bottom's 12.5% (difference +75.0 points")
+    single = headline(replace(comparison, measured=measured[:1], pair=None))
+    assert "of all questions right (40 questions in all)" in single
+
+
 def test_one_label_is_told_by_itself():
     text = headline(a_comparison({"only": [0.1, 0.5]}, {"only": MOST}, pair=None))
     assert text.startswith("only attends most to the subject at layer 1 (0.")

@@ -64,7 +64,7 @@ def test_replay_is_a_share_of_all_training_facts_and_none_of_the_splits_subjects
 
 def test_replay_that_is_not_possible_is_refused() -> None:
     split = split_facts(towns(NAMES[:40]), "whole")
-    with pytest.raises(DataError, match="all 30 known facts are about subjects of the split"):
+    with pytest.raises(DataError, match="all 30 facts of facts are about subjects of the split"):
         with_replay(split, towns(NAMES[:30]))
     for share in (0.0, 1.0):
         with pytest.raises(DataError, match=f"share of replay must be between 0 and 1, got {share}"):

@@ -266,3 +266,23 @@ def test_edits_that_mean_nothing_are_named() -> None:
     for changes, message in zip(sources, ("no layer 1 of 4", "no layer 0 of 4", "outside the 50 tokens"), strict=True):
         with pytest.raises(ModelError, match=message):
             logits_of(hooked("llama"), patch_rows(hooked("llama", **changes)))
+
+
+def test_layers_and_heads_that_a_model_lacks_are_refused_by_every_edit() -> None:
+    model, asked = hooked("llama"), {"max_new_tokens": 1, "batch_size": 9}
+    for heads, message in (
+        ({2: [0]}, "no attention layer 2; it has 0, 1"),
+        ({-1: None}, "no attention layer -1; it has 0, 1"),
+        ({0: [4]}, "layer 0 has heads 0 to 3, got 4"),
+        ({0: [-1]}, "layer 0 has heads 0 to 3, got -1"),
+    ):
+        for make in (lambda heads: boost_attention(4.0, heads=heads), lambda heads: patch_rows(model, heads)):
+            with pytest.raises(DataError, match=message):
+                generate(model, tiny_prompts(), **asked, edit=make(heads))
+
+
+def test_a_layer_without_named_heads_is_edited_whole() -> None:
+    row = torch.softmax(torch.randn(9, 4, BATCH.input_ids.shape[1], generator=torch.Generator().manual_seed(0)), -1)
+    whole, named = (boost_attention(ALPHA, heads={0: heads})(BATCH) for heads in (None, range(4)))
+    assert torch.equal(whole(0, row), boost_attention(ALPHA)(BATCH)(0, row))
+    assert torch.equal(whole(0, row), named(0, row))
