@@ -73,10 +73,11 @@ class HookedModel:
     def check_implementation(self) -> None:
         """Raise `ModelError` where another attention implementation was set since the model was hooked."""
         implementation = base_of(self.model).config._attn_implementation
-        if self.kernel == "sdpa" and implementation != IMPLEMENTATION:
+        wanted = IMPLEMENTATION if self.kernel == "sdpa" else "eager"
+        if implementation != wanted:
             raise ModelError(
                 f"{self.name} runs attention implementation {implementation!r}, set after it was loaded: its rows can "
-                f"be neither read nor edited; call set_attn_implementation({IMPLEMENTATION!r}), or load it again"
+                f"be neither read nor edited; call set_attn_implementation({wanted!r}), or load it again"
             )
 
     def with_limits_of(self, other: HookedModel) -> HookedModel:

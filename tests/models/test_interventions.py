@@ -256,6 +256,14 @@ def test_another_attention_implementation_set_later_is_refused(llama_folder: Pat
     assert model.rows(BATCH).isfinite().all()
 
 
+@pytest.mark.parametrize("family", OUTSIDE)
+def test_another_implementation_in_the_configuration_of_a_family_read_through_eager_is_refused(family: str) -> None:
+    model = hooked(family)
+    model.model.config._attn_implementation = "sdpa"
+    with pytest.raises(ModelError, match=r"runs attention implementation 'sdpa', .* set_attn_implementation\('eager'\)"):
+        model.rows(BATCH)
+
+
 def test_edits_that_mean_nothing_are_named() -> None:
     for alpha in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(DataError, match=rf"alpha must be > 0 and at most 1e\+30, got {alpha}"):
