@@ -49,15 +49,24 @@ def test_a_folder_is_made_once_and_its_answer_is_read_again(tmp_path: Path) -> N
     assert sorted(os.listdir(tmp_path / "out")) == [MARKER, "report.html"]
 
 
-def test_what_was_put_into_the_folder_meanwhile_is_kept_and_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("notes.txt", "mine", r"holds other things \(notes.txt\)"),
+        (MARKER, '{"kind": "study", "config": {}}', "holds the result of `study`"),
+    ],
+)
+def test_what_was_put_into_the_folder_meanwhile_is_kept_and_named(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
     steps, results = list[str](), results_in(tmp_path)
-    with pytest.raises(OutputError, match=r"holds other things \(notes.txt\)"), results.working() as work:
+    with pytest.raises(OutputError, match=message), results.working() as work:
         write_text(work / "measured", "1")
         with results.writing(work, answer="42", dropped={}) as folder:
             write_text(folder / "report.html", "all of it")
-            write_text(tmp_path / "out" / "notes.txt", "mine")
-    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
-    (tmp_path / "out" / "notes.txt").unlink()
+            write_text(tmp_path / "out" / name, text)
+    assert (tmp_path / "out" / name).read_text() == text
+    (tmp_path / "out" / name).unlink()
     assert make(results, steps) == "42"
     assert steps == ["conclude", "report"]  # what was measured was kept
 

@@ -260,7 +260,9 @@ def test_another_attention_implementation_set_later_is_refused(llama_folder: Pat
 def test_another_implementation_in_the_configuration_of_a_family_read_through_eager_is_refused(family: str) -> None:
     model = hooked(family)
     model.model.config._attn_implementation = "sdpa"
-    with pytest.raises(ModelError, match=r"runs attention implementation 'sdpa', .* set_attn_implementation\('eager'\)"):
+    with pytest.raises(
+        ModelError, match=r"runs attention implementation 'sdpa', .* set_attn_implementation\('eager'\)"
+    ):
         model.rows(BATCH)
 
 
