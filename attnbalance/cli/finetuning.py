@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -187,7 +188,9 @@ def finetune(
         wanted = replayed(len(parts.train), replay_share)
         others, unusable = usable(beside(parts, load_facts(replay)).sample(ASKED * wanted, seed))
         dropped = {**dropped, **{f"{why}, of {replay}": count for why, count in unusable.items()}}
-        known = known_facts(load_model(model, dtype=dtype), others, template=template, seed=seed)
+        print(f"Asking {model} which of {len(others)} facts of {replay} it knows", file=sys.stderr)
+        base = load_model(model, dtype=dtype)
+        known = known_facts(base, others, template=template, seed=seed, progress=progress)
         parts = with_replay(parts, known, replay_share, seed=seed)
         added = f"{len(parts.replay)} are added"
         about_replay = f"Replay: the model knows {len(known)} of {len(others)} facts of {replay}; {added}."

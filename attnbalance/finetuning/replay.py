@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tqdm.auto import tqdm
+
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
 from attnbalance.data.forms import in_form
@@ -24,7 +26,13 @@ ASKED = 4
 
 @expects(model=HookedModel, facts=FactSet)
 def known_facts(
-    model: HookedModel, facts: FactSet, *, template: str | Template = "qa", batch_size: int = 64, seed: int = 0
+    model: HookedModel,
+    facts: FactSet,
+    *,
+    template: str | Template = "qa",
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: bool = False,
 ) -> FactSet:
     """The facts whose first answer the model completes, asked in the form that suits their relation best.
 
@@ -38,18 +46,21 @@ def known_facts(
         template: Name or text of the questions' template (see `Template`).
         batch_size: Prompts of one forward pass.
         seed: Seed of the few shots.
+        progress: Whether to draw a progress bar.
 
     Raises `BadRowsError` for facts that cannot be asked; `DataError` if none is known.
     """
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
     best = choose_forms(examples, model, batch_size, seed)
     known = set[int]()
-    for relation, form in best.items():
-        own = facts.of_relations([relation])
-        prompts = in_form(form, make_prompts(own, template), seed)
-        asked = examples_of(prompts, model.tokenizer, end=False, max_positions=model.max_positions)
-        hits = completions(asked, model, batch_size)
-        known |= {id(fact) for fact, hit in zip(own, hits, strict=True) if hit}
+    with tqdm(total=len(facts), desc="what is known", unit="fact", disable=not progress, leave=False) as bar:
+        for relation, form in best.items():
+            own = facts.of_relations([relation])
+            prompts = in_form(form, make_prompts(own, template), seed)
+            asked = examples_of(prompts, model.tokenizer, end=False, max_positions=model.max_positions)
+            hits = completions(asked, model, batch_size)
+            known |= {id(fact) for fact, hit in zip(own, hits, strict=True) if hit}
+            bar.update(len(own))
     if not known:
         raise DataError(f"the model completes none of the {len(facts)} facts; there is nothing to replay")
     return facts.where(lambda fact: id(fact) in known)
