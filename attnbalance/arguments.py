@@ -11,14 +11,14 @@ from attnbalance.errors import ArgumentError
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-Kind = type | list[type] | dict[type, list[type]] | tuple["Kind", ...]
+Kind = type | list[type] | dict[type, "Kind"] | tuple["Kind", ...]
 
 
 def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Makes a function raise `ArgumentError` for an argument that is not an instance of its kind.
 
-    A kind is a type, a list of one type (a collection of its instances), a dict of one type and one list (a mapping to
-    collections), or a tuple of kinds of which any will do. A text is no collection of texts.
+    A kind is a type, a list of one type (a collection of its instances), a dict of one type and one kind (a
+    mapping), or a tuple of kinds of which any will do. A text is no collection of texts.
 
     >>> @expects(count=int)
     ... def double(count):

@@ -162,6 +162,19 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process works in a folder (see `locked`)."""
+    from filelock import FileLock, Timeout
+
+    if not (folder / LOCK).is_file():
+        return False
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
 def close_work(out: Path) -> None:
     """Remove the work folder of a finished `out` that was left by a process killed at the very end."""
     work = work_of(out)

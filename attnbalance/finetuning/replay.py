@@ -13,7 +13,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Template, make_prompts
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import examples_of
-from attnbalance.finetuning.objectives.best_forms import choose_forms, completions
+from attnbalance.finetuning.objectives.best_forms import completions, rate_forms
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.hooked import HookedModel
 
@@ -38,7 +38,7 @@ def known_facts(
 
     Known facts keep a model's knowledge better than any loss on new facts alone does. An answer is completed if each of
     its tokens is the most probable one after the right ones before it. The form is chosen for each relation from at
-    most 50 of its facts (see `choose_forms`).
+    most 50 of its facts (see `rate_forms`). Lucky guesses count as known.
 
     Args:
         model: The model that is going to be finetuned.
@@ -51,12 +51,12 @@ def known_facts(
     Raises `BadRowsError` for facts that cannot be asked; `DataError` if none is known.
     """
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
-    best = choose_forms(examples, model, batch_size, seed)
+    rated = rate_forms(examples, model, batch_size, seed)
     known = set[int]()
     with tqdm(total=len(facts), desc="what is known", unit="fact", disable=not progress, leave=False) as bar:
-        for relation, form in best.items():
+        for relation, of in rated.items():
             own = facts.of_relations([relation])
-            prompts = in_form(form, make_prompts(own, template), seed)
+            prompts = in_form(of.form, make_prompts(own, template), seed)
             asked = examples_of(prompts, model.tokenizer, end=False, max_positions=model.max_positions)
             hits = completions(asked, model, batch_size)
             known |= {id(fact) for fact, hit in zip(own, hits, strict=True) if hit}

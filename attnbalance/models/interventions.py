@@ -6,13 +6,14 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
+from types import NoneType
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from attnbalance.arguments import expects
+from attnbalance.arguments import Kind, expects
 from attnbalance.data.batches import PromptBatch
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, editing
@@ -26,6 +27,8 @@ Edit = Callable[[PromptBatch], RowEdit]
 
 Heads = Mapping[int, Sequence[int] | None]
 """Heads by layer number; None: all of the layer's."""
+HEADS: Kind = ({Integral: ([Integral], NoneType)}, NoneType)
+"""The kind of argument that `Heads` or None is (see `expects`)."""
 
 Span = Callable[[PromptBatch], Bool[Tensor, "prompt position"]]
 """A batch of prompts -> the tokens that an edit is about."""
@@ -115,7 +118,7 @@ def random_tokens(seed: int = 0) -> Span:
     return span
 
 
-@expects(alpha=Real)
+@expects(alpha=Real, heads=HEADS)
 def boost_attention(alpha: float, span: Span | None = None, heads: Heads | None = None) -> HeadEdit:
     """Add log(alpha) to the scores of a span's keys (default: the subject's) at the last query.
 
@@ -159,7 +162,7 @@ def _named(
     return named
 
 
-@expects(source=HookedModel)
+@expects(source=HookedModel, heads=HEADS)
 def patch_rows(source: HookedModel, heads: Heads | None = None) -> HeadEdit:
     """Use the rows that another model of the same shape gives for the same prompts (attention patching).
 

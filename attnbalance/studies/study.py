@@ -12,7 +12,7 @@ from attnbalance.data.prompts import make_prompts
 from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
 from attnbalance.files.outputs import MARKER, as_folder, check_saved, provenance, read_json, read_saved, write_json
-from attnbalance.files.work import in_place, is_finished, locked
+from attnbalance.files.work import in_place, is_finished, is_locked, locked
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.studies.plan import Fit, Study, parse_study, recipe_of, variants
 from attnbalance.studies.prepared_world import PreparedWorld
@@ -125,7 +125,7 @@ def _with_files(world: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _take_up(worlds: Mapping[str, Mapping[str, Any]], out: Path) -> None:
-    """Update the recorded worlds of a folder, where nothing was measured on them yet.
+    """Update the recorded worlds of a folder, where nothing was measured on them yet and no process is at work.
 
     So worlds may be added, and one whose model could not be loaded may name another. What differs beyond that raises
     `OutputError`.
@@ -155,9 +155,9 @@ def _worlds_in(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def _begun(out: Path, world: str) -> bool:
-    """Whether something was measured on a world: a fit, or what its base knows."""
+    """Whether something was measured on a world, a fit or what its base knows, or is being measured now."""
     measured = itertools.chain(out.glob(f"fits/{world}/*/*/*/{RESULT}"), out.glob(f"bases/{world}-[0-9]*.json"))
-    return any(True for _ in measured)
+    return any(True for _ in measured) or any(map(is_locked, out.glob(f"fits/{world}/seed-*")))
 
 
 def _done(fit: Fit, plan: Study, out: Path) -> bool:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from uneven import hooked, uneven
 from attnbalance import HookedModel, load_model
 from attnbalance.data.batches import PromptBatch, pad
 from attnbalance.data.tokens import Encoding, encode
-from attnbalance.errors import DataError, ModelError
+from attnbalance.errors import ArgumentError, DataError, ModelError
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.forward import forward_rows
 from attnbalance.models.generate import generate
@@ -289,6 +290,14 @@ def test_layers_and_heads_that_a_model_lacks_are_refused_by_every_edit() -> None
         for make in (lambda heads: boost_attention(4.0, heads=heads), lambda heads: patch_rows(model, heads)):
             with pytest.raises(DataError, match=message):
                 generate(model, tiny_prompts(), **asked, edit=make(heads))
+
+
+@pytest.mark.parametrize("heads", [3, [1.0], "1"])
+def test_heads_that_are_no_numbers_are_refused(heads: Any) -> None:
+    edits = (lambda heads: boost_attention(4.0, heads=heads), lambda heads: patch_rows(hooked("llama"), heads))
+    for make in edits:
+        with pytest.raises(ArgumentError, match="heads must be a mapping from Integral to a collection of Integral or"):
+            make({0: heads})
 
 
 def test_a_layer_without_named_heads_is_edited_whole() -> None:

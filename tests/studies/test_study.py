@@ -165,6 +165,17 @@ def test_two_commands_at_the_same_part_of_a_study_do_not_meet(config: Path, tmp_
         study(config, tmp_path / "out", worker="0/2")
 
 
+def test_the_record_of_a_study_at_work_is_not_rewritten(config: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other.yaml"
+    other.write_text(config.read_text().replace("answers: 3", "answers: 4"))
+    assert other.read_text() != config.read_text()
+    with in_place(out, KIND, {"worlds": parse_study(config).worlds}), locked(out / "fits/tiny/seed-1"):
+        before = (out / MARKER).read_text()
+        with pytest.raises(OutputError, match=r"other settings: worlds\.tiny\.answers is 3 there, 4 here"):
+            study(other, out)
+        assert (out / MARKER).read_text() == before
+
+
 def test_a_method_may_be_added_and_none_changed(config: Path, done: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(done, out)

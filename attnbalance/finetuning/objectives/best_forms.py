@@ -7,6 +7,7 @@ import random
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,38 +26,61 @@ CHOSEN = "best form"
 """The name of the target that holds the index in `FORMS` of the form chosen for the example's relation."""
 
 
+@dataclass(frozen=True)
+class Rated:
+    """The best form of a relation, and the share of the relation's facts that are right."""
+
+    form: str
+    completed: float
+    """As the base completes them in this form."""
+    constant: float
+    """With the most frequent answer to all."""
+
+
 def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, str]:
-    """For each relation of the training facts, the form in which the base completes most; ties go to the first.
+    """For each relation of the training facts, the form in which the base completes most (see `rate_forms`).
 
-    At most `TRIED` facts of a relation are asked. A form takes part if it can ask about all facts of the relation: the
-    few-shot forms need enough subjects, and each must fit the model's positions (a warning names the fact that does
-    not). Warns about relations of which the base completes less than a constant answer gets right, in any form. Raises
-    `DataError` for a relation that no form can ask about.
-
-    Args:
-        examples: The training examples.
-        base: The base model, with its adapters switched off.
-        batch_size: Examples of one forward pass.
-        seed: Seed that draws the facts and the few shots.
+    Warns about relations of which the base completes less than a constant answer gets right, in any form.
     """
-    prompts = list({prompt.prompt_id: prompt for prompt in prompts_of(examples)}.values())
-    best, weak = dict[str, str](), list[str]()
-    for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
-        own = [prompt for prompt in prompts if prompt.fact.relation == relation]
-        rates = _rates(own, base, batch_size, seed)
-        if not rates:
-            raise DataError(f"no form can ask about the facts of relation {relation!r}: {', '.join(FORMS)} were tried")
-        form = best[relation] = max(rates, key=lambda form: rates[form])
-        constant = Counter(prompt.fact.answer for prompt in own).most_common(1)[0][1] / len(own)
-        if rates[form] < constant:
-            weak.append(f"{relation} ({100 * rates[form]:.1f}% as {form}, a constant answer {100 * constant:.1f}%)")
+    rated = rate_forms(examples, base, batch_size, seed)
+    weak = [
+        f"{relation} ({100 * of.completed:.1f}% as {of.form}, a constant answer {100 * of.constant:.1f}%)"
+        for relation, of in rated.items()
+        if of.completed < of.constant
+    ]
     if weak:
         warnings.warn(
             f"In no form does the base complete as many facts as a constant answer gets right: {', '.join(weak)}. "
             "Its predictions for them are not worth keeping",
             stacklevel=2,
         )
-    return best
+    return {relation: of.form for relation, of in rated.items()}
+
+
+def rate_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, Rated]:
+    """For each relation, the form in which the base completes most of its facts; ties go to the first.
+
+    At most `TRIED` facts of a relation are asked. A form takes part if it can ask about all facts of the relation: the
+    few-shot forms need enough subjects, and each must fit the model's positions (a warning names the fact that does
+    not). Raises `DataError` for a relation that no form can ask about.
+
+    Args:
+        examples: The facts' examples.
+        base: The base model, with its adapters switched off.
+        batch_size: Examples of one forward pass.
+        seed: Seed that draws the facts and the few shots.
+    """
+    prompts = list({prompt.prompt_id: prompt for prompt in prompts_of(examples)}.values())
+    rated = dict[str, Rated]()
+    for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
+        own = [prompt for prompt in prompts if prompt.fact.relation == relation]
+        rates = _rates(own, base, batch_size, seed)
+        if not rates:
+            raise DataError(f"no form can ask about the facts of relation {relation!r}: {', '.join(FORMS)} were tried")
+        form = max(rates, key=lambda form: rates[form])
+        constant = Counter(prompt.fact.answer for prompt in own).most_common(1)[0][1] / len(own)
+        rated[relation] = Rated(form, rates[form], constant)
+    return rated
 
 
 def _rates(prompts: Sequence[Prompt], base: HookedModel, batch_size: int, seed: int) -> dict[str, float]:
