@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
 from attnbalance.data.batches import batches, check_lengths
@@ -21,6 +21,7 @@ from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.models.forward import check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
+from attnbalance.models.shared_prefixes import copies, with_prefixes
 
 IGNORED = -100
 """The label of a token that carries no loss (Hugging Face's convention)."""
@@ -224,8 +225,9 @@ def answer_logits(
 ) -> Iterator[list[tuple[int, Float[Tensor, "token vocab"]]]]:
     """The model's predictions of the labelled tokens of each example, with its index, a batch of examples at a time.
 
-    Batches are those of `batches.batches`, in another order than the examples. The model is in evaluation mode. Raises
-    `BadRowsError` for examples longer than the model's positions, and `DataError` for a batch size below 1.
+    Batches are those of `batches.batches`, in another order than the examples. A prefix that prompts share (few-shot
+    examples) is read once, where the model's cache allows it. The model is in evaluation mode. Raises `BadRowsError`
+    for examples longer than the model's positions, and `DataError` for a batch size below 1.
     """
     limit = model.max_positions or math.inf
     long = [(i, f"{len(example.ids)} tokens") for i, example in enumerate(examples) if len(example.ids) > limit]
@@ -234,14 +236,29 @@ def answer_logits(
             f"examples are longer than the model's {model.max_positions} positions", long, len(examples), "shorten them"
         )
     with evaluating(model.model):
-        for indices in batches([len(example.ids) for example in examples], batch_size, model.alike_from):
-            yield list(zip(indices, _labelled(model, [examples[i] for i in indices]), strict=True))
+        for prefix, group in with_prefixes(model, [_unlabelled(example) for example in examples]):
+            for indices in batches([len(examples[i].ids) for i in group], batch_size, model.alike_from):
+                own = [group[j] for j in indices]
+                yield list(zip(own, _labelled(model, [examples[i] for i in own], prefix), strict=True))
+
+
+def _unlabelled(example: Example) -> tuple[int, ...]:
+    """The tokens before the first label."""
+    first = next((i for i, label in enumerate(example.labels) if label != IGNORED), len(example.ids))
+    return tuple(example.ids[:first])
 
 
 @torch.no_grad()
-def _labelled(model: HookedModel, examples: Sequence[Example]) -> list[Float[Tensor, "token vocab"]]:
+def _labelled(
+    model: HookedModel, examples: Sequence[Example], prefix: DynamicCache | None
+) -> list[Float[Tensor, "token vocab"]]:
+    """The predictions of the labelled tokens of a batch, whose prompts begin with the prefix."""
     batch = {name: part.to(model.device) for name, part in collate(examples, model.pad_id).items() if name in INPUTS}
     check_vocabulary(model.model, batch["input_ids"], model.name)
-    logits = model.model(**batch, use_cache=False).logits
-    positions = [(torch.tensor(example.labels) != IGNORED).nonzero()[:, 0] - 1 for example in examples]
+    read, cached = 0, {"use_cache": False}
+    if prefix is not None:
+        read, cached = prefix.get_seq_length(), {"past_key_values": copies(prefix, len(examples))}
+        batch |= {name: batch[name][:, read:] for name in batch if name != "attention_mask"}
+    logits = model.model(**batch, **cached).logits
+    positions = [(torch.tensor(example.labels) != IGNORED).nonzero()[:, 0] - 1 - read for example in examples]
     return [logits[i, position.to(logits.device)].float() for i, position in enumerate(positions)]

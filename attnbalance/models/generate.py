@@ -13,12 +13,11 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor, Logits
 from attnbalance.data.batches import PromptBatch, check_lengths
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, HeadEdit, edited
-from attnbalance.models.shared_prefixes import groups_by_prefix, read_on, read_prefix
+from attnbalance.models.shared_prefixes import read_on, with_prefixes
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,9 @@ def generate(
         edit.check(model)
     settings, answers = _settings(model, sampling, first_line), [""] * len(encodings)
     with evaluating(model.model), _seeded(model, sampling), _bar(len(encodings), progress) as bar:
-        for prefix, group in _with_prefixes(model, encodings, edit):
+        sequences = [encoding.ids for encoding in encodings]
+        whole = [(None, list(range(len(encodings))))]  # an edit changes what the cache would hold
+        for prefix, group in with_prefixes(model, sequences) if edit is None else whole:
             asked, own = [encodings[i] for i in group], [budgets[i] for i in group]
             for indices, batch in model.batches(asked, batch_size, budgets=own, alike=prefix is not None):
                 settings.max_new_tokens = max(own[j] for j in indices)
@@ -105,17 +106,6 @@ def generate(
                     answers[group[j]] = _text(model, new[: own[j]], first_line)  # others of the batch may have more
                 bar.update(len(indices))
     return answers
-
-
-def _with_prefixes(
-    model: HookedModel, encodings: Sequence[Encoding], edit: Edit | None
-) -> Iterator[tuple[DynamicCache | None, list[int]]]:
-    """The prompts in groups, each with the cache of the prefix that it shares; one group if there is none to share."""
-    groups = groups_by_prefix([encoding.ids for encoding in encodings]) if edit is None else []
-    if not any(shared for shared, _ in groups) or read_prefix(model, encodings[0].ids[:1]) is None:
-        groups = [(0, list(range(len(encodings))))]
-    for shared, group in groups:
-        yield (read_prefix(model, encodings[group[0]].ids[:shared]) if shared else None), group
 
 
 def _bar(prompts: int, progress: bool) -> tqdm:

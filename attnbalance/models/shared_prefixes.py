@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, takewhile
 
 import torch
@@ -18,6 +18,20 @@ from attnbalance.models.hooked import HookedModel
 
 SHORTEST, FEWEST = 16, 4
 """The shortest prefix, in tokens, and the fewest prompts with it, that a cache is worth."""
+
+
+def with_prefixes(
+    model: HookedModel, sequences: Sequence[Sequence[int]]
+) -> Iterator[tuple[DynamicCache | None, list[int]]]:
+    """The sequences in groups, each with the cache of the prefix that it shares, or None without one.
+
+    Without a prefix that is worth a cache, or in a model whose caches cannot be shared, there is one group.
+    """
+    groups = groups_by_prefix(sequences)
+    if not any(shared for shared, _ in groups) or read_prefix(model, sequences[0][:1]) is None:
+        groups = [(0, list(range(len(sequences))))]
+    for shared, group in groups:
+        yield (read_prefix(model, sequences[group[0]][:shared]) if shared else None), group
 
 
 def groups_by_prefix(sequences: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
@@ -87,6 +101,13 @@ def read_prefix(model: HookedModel, ids: Sequence[int]) -> DynamicCache | None:
     return cache
 
 
+def copies(prefix: DynamicCache, count: int) -> DynamicCache:
+    """The cache of a prefix for a batch of so many prompts; the prefix's own stays as it is."""
+    cache = copy.deepcopy(prefix)
+    cache.batch_repeat_interleave(count)
+    return cache
+
+
 @torch.no_grad()
 def read_on(model: HookedModel, prefix: DynamicCache, input_ids: Int[Tensor, "prompt position"]) -> DynamicCache:
     """The cache for a batch of prompts of one length that begin with a prefix; the prefix's own stays as it is.
@@ -94,11 +115,10 @@ def read_on(model: HookedModel, prefix: DynamicCache, input_ids: Int[Tensor, "pr
     Where prompts repeat (each is sampled several times), the different ones are read once, up to their last token.
     """
     different, index = input_ids.unique(dim=0, return_inverse=True)
-    cache, read = copy.deepcopy(prefix), prefix.get_seq_length()
+    read = prefix.get_seq_length()
     if len(different) == len(input_ids) or read + 1 >= input_ids.shape[1]:
-        cache.batch_repeat_interleave(len(input_ids))
-        return cache
-    cache.batch_repeat_interleave(len(different))
+        return copies(prefix, len(input_ids))
+    cache = copies(prefix, len(different))
     mask = torch.ones_like(different[:, :-1])
     base_of(model.model)(input_ids=different[:, read:-1], attention_mask=mask, past_key_values=cache)
     cache.batch_select_indices(index.cpu())  # layers may lie on several devices

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny import FACTS as OTHERS
-from tiny import GROUPED, POSITIONS, eager, tiny_model, tiny_tokenizer
+from tiny import FAMILIES, GROUPED, POSITIONS, eager, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, trainers
 from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedTokenizerFast
 
@@ -297,6 +297,30 @@ def test_answer_logits_are_those_of_plain_transformers_alone(family):
             torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-5)
             assert not logits.requires_grad
     assert model.training
+
+
+@pytest.mark.filterwarnings("ignore:.*is outside")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answer_logits_after_a_shared_header_are_those_of_plain_transformers_alone(family):
+    """Prompts of several lengths after one of two headers, and one without; a padded batch goes on from the cache."""
+    model, tokenizer = tiny_model(family), tiny_tokenizer()
+    headers = ("Oslo is a city, Rome is a city and Paris is a city. ", "Chess is a game, golf is a game, so is polo. ")
+    prompts = [prompt for header in headers for prompt in make_prompts(OTHERS, f"{header}{{subject}} is a")]
+    examples = examples_of([*prompts, *make_prompts(OTHERS[:1], "{subject} is a")], tokenizer)
+    assert len({len(example.ids) for example in examples}) > 4
+    plain, hooked = eager(model), hook(model, tokenizer, family)
+    read, embed = list[int](), model.get_input_embeddings()
+    embed.register_forward_hook(lambda module, inputs, output: read.append(inputs[0].numel()))
+    for size in (4, 100):
+        given = dict(pair for batch in answer_logits(hooked, examples, size) for pair in batch)
+        assert sorted(given) == list(range(len(examples)))
+        for i, example in enumerate(examples):
+            with torch.no_grad():
+                expected = plain(input_ids=torch.tensor([example.ids]), use_cache=False).logits[0, example.query : -1]
+            # logits of some 1 to 10 in float32, in another order
+            torch.testing.assert_close(given[i], expected, atol=5e-5, rtol=1e-5)
+    if family in ("llama", "gpt2"):
+        assert sum(read) < 2 * 0.7 * sum(len(example.ids) for example in examples)  # over both sizes, with padding
 
 
 def test_answer_logits_do_not_depend_on_company_in_a_family_that_attends_otherwise_from_a_length_on():
