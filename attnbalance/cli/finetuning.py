@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +23,10 @@ from attnbalance.cli.options import (
     show_progress,
 )
 from attnbalance.errors import DataError
+
+if TYPE_CHECKING:
+    from attnbalance.data.facts import FactSet
+    from attnbalance.data.prompt_sets import PromptSet
 
 
 def finetune(
@@ -89,8 +93,9 @@ def finetune(
         typer.Option(metavar="FACTS", help="More facts: those that MODEL knows are trained on too, to be kept."),
     ] = None,
     replay_share: Annotated[
-        float, typer.Option(help="Share of replayed facts among all training facts, if enough are known.")
-    ] = 0.75,
+        float | None,
+        typer.Option(help="Share of replayed facts among all training facts, if enough are known; 0.75 by default."),
+    ] = None,
     rank_by: Annotated[
         str,
         typer.Option(
@@ -104,10 +109,9 @@ def finetune(
     """Finetune a model on questions about facts, and keep some subjects apart to test it on.
 
     The folder --out is itself a model (or adapter): the checkpoint that was best on a validation part of the training
-    facts. It also holds all checkpoints, train.jsonl, and heldout.jsonl for `attnbalance curve --facts`.
+    facts (with --validation 0: on the training facts). It also holds all checkpoints, train.jsonl, heldout.jsonl for
+    `attnbalance curve --facts`, and replay.jsonl.
     """
-    from attnbalance.comparison.usable_prompts import without_bad
-    from attnbalance.data.facts import FactSet
     from attnbalance.data.prompt_sets import PromptSet
     from attnbalance.data.prompts import make_prompts
     from attnbalance.data.sources.load_facts import load_facts
@@ -116,8 +120,9 @@ def finetune(
     from attnbalance.finetuning.finetune import finetune as run
     from attnbalance.finetuning.objectives.parse import parse_objective
     from attnbalance.finetuning.ranking import RANKINGS, rank_facts
-    from attnbalance.finetuning.replay import ASKED, beside, known_facts, replayed, with_replay
-    from attnbalance.finetuning.runs import HELDOUT, TRAIN
+    from attnbalance.finetuning.replay import SHARE, check_replay
+    from attnbalance.finetuning.replay import replay as add_known
+    from attnbalance.finetuning.runs import FACTS
     from attnbalance.finetuning.settings import FinetuneSettings
     from attnbalance.finetuning.splits import split_facts
     from attnbalance.models.load import load_limits, load_model
@@ -126,6 +131,10 @@ def finetune(
 
     if lora_alpha is not None and not lora_rank:
         raise DataError("--lora-alpha scales LoRA adapters; give --lora-rank as well")
+    if replay is not None:
+        check_replay(curriculum)
+    elif replay_share is not None:
+        raise DataError("--replay-share is the share of replayed facts; give --replay as well")
     if rank_by not in RANKINGS:
         raise DataError(f"--rank-by must be one of {', '.join(RANKINGS)}, got {rank_by!r}")
     if rank_by != RANKINGS[0] and split in ("whole", "random"):
@@ -155,24 +164,23 @@ def finetune(
     def make(fact_set: FactSet) -> PromptSet:
         prompts = PromptSet.of(make_prompts(fact_set, template), tokenizer)
         examples_of(prompts, tokenizer, max_positions=max_positions)
+        return prompts
+
+    def make_ranked(fact_set: FactSet) -> PromptSet:
+        prompts = make(fact_set)
         if rank_by == "salience":
             make_answer_tokens(prompts, tokenizer)
         if rank_by == "slick":
             check_passes(prompts, tokenizer, max_positions)
         return prompts
 
-    def usable(facts: FactSet) -> tuple[FactSet, dict[str, int]]:
-        prompts, dropped = without_bad(facts, make, skip_bad)
-        kept = tuple(prompt.fact for prompt in prompts)
-        return replace(facts, facts=kept, dropped={**facts.dropped, **dropped}), dropped
-
-    asked, dropped = usable(chosen)
+    ranked, dropped = _usable(chosen, make_ranked, skip_bad)
     scores = None
     if rank_by != "popularity":
-        scores = rank_facts(asked, rank_by, load_model(model, dtype=dtype), template=template, batch_size=batch_size)
+        scores = rank_facts(ranked, rank_by, load_model(model, dtype=dtype), template=template, batch_size=batch_size)
     trained = as_names(train_relations)
     parts = split_facts(
-        asked,
+        ranked,
         split,
         heldout=heldout,
         validation=validation,
@@ -185,21 +193,24 @@ def finetune(
         parts = replace(parts, name=f"{parts.name} by {rank_by}")
     about_replay = ""
     if replay is not None:
-        wanted = replayed(len(parts.train), replay_share)
-        others, unusable = usable(beside(parts, load_facts(replay)).sample(ASKED * wanted, seed))
-        dropped = {**dropped, **{f"{why}, of {replay}": count for why, count in unusable.items()}}
-        print(f"Asking {model} which of {len(others)} facts of {replay} it knows", file=sys.stderr)
-        base = load_model(model, dtype=dtype)
-        known = known_facts(base, others, template=template, seed=seed, progress=progress)
-        parts = with_replay(parts, known, replay_share, seed=seed)
-        added = f"{len(parts.replay)} are added"
-        about_replay = f"Replay: the model knows {len(known)} of {len(others)} facts of {replay}; {added}."
+        others, unusable = _usable(load_facts(replay), make, skip_bad)
+        parts, about_replay = add_known(
+            parts,
+            others,
+            load_model(model, dtype=dtype),
+            SHARE if replay_share is None else replay_share,
+            template=template,
+            batch_size=batch_size,
+            seed=seed,
+            progress=progress,
+        )
+        about_replay += _dropped(others, unusable)
     with noting_reuse(out):
         done = run(model, parts, out, settings, progress=progress)
     loss = done.validation_loss[done.best_step]
     name = f"{done.base}+{out}" if lora_rank else out
     if dropped:
-        print(f"Dropped of {len(chosen)} facts: {', '.join(f'{n} ({why})' for why, n in dropped.items())}.")
+        print(_dropped(chosen, dropped).strip())
     sizes = {part: len(facts) for part, facts in parts.parts.items()}
     print(f"{done.trained}.")
     print(f"Facts: {', '.join(f'{n} {part}' for part, n in sizes.items())}, {parts.left_out} left out.")
@@ -212,6 +223,21 @@ def finetune(
     if done.base_loss is not None and done.base_loss < loss:
         print(f"The base itself is better: validation {unit.format(done.base_loss)}; try a lower --lr.")
     models = f"base={done.base}", f"finetuned={name}"
-    tested = Path(out) / (HELDOUT if len(parts.heldout) else TRAIN)
+    tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
     how = "--facts", str(tested), "--template", template
     print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how, '--recall', '--out'])} ...")
+
+
+def _usable(facts: FactSet, make: Callable[[FactSet], PromptSet], skip_bad: bool) -> tuple[FactSet, dict[str, int]]:
+    """The facts that can be asked and trained on, and the number of the others, by reason (see `without_bad`)."""
+    from attnbalance.comparison.usable_prompts import without_bad
+
+    prompts, dropped = without_bad(facts, make, skip_bad)
+    kept = tuple(prompt.fact for prompt in prompts)
+    return replace(facts, facts=kept, dropped={**facts.dropped, **dropped}), dropped
+
+
+def _dropped(facts: FactSet, dropped: Mapping[str, int]) -> str:
+    """A sentence about dropped facts, after a space; empty if there are none."""
+    reasons = ", ".join(f"{count} ({why})" for why, count in dropped.items())
+    return f" Dropped of {len(facts)} facts: {reasons}." if dropped else ""

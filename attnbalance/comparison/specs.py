@@ -90,8 +90,8 @@ def parse_spec(text: str) -> ModelSpec:
     'base+lora'
     """
     label, equals, path = text.partition("=")
-    if Path(text).exists() and text:
-        label, path = Path(text).resolve().name, text
+    if text and Path(_expand_home(text)).exists():
+        label, path = Path(_expand_home(text)).resolve().name, text
     elif not equals:
         base, plus, adapter = text.rpartition("+")
         label, path = (f"{Path(base).name}+{Path(adapter).name}" if plus else Path(text).name), text

@@ -127,8 +127,8 @@ class Explanation:
         comparison: Attention and answers of the two models.
         accuracy: Each model's share of right answers.
         accuracy_change: Accuracy after minus accuracy before.
-        groups: The change by cause for "all" prompts, "fifth 1" (most popular) to "fifth 5", "lost" and "gained";
-            without empty groups.
+        groups: The change by cause for "all" prompts, "fifth 1" (most popular) to "fifth 5", where popularity tells
+            them apart, "lost" and "gained"; without empty groups.
         components: For each part of the weights and component of `Change.components`, the mean over prompts as nested
             lists [layer][column].
         edges: The change carried straight from subject to last token, for each layer; the intervals hold for both

@@ -69,7 +69,7 @@ class ResultFolder:
     def writing(self, work: Path, *, answer: str, dropped: Mapping[str, int]) -> Iterator[Path]:
         """A new folder inside `work` that becomes `path`, marked as finished, when the block ends without an error.
 
-        Raises `OutputError`, and keeps the work, if someone has put other things into `path` meanwhile.
+        Raises `OutputError` if someone has put other things into `path` meanwhile; what is in `work` is kept.
         """
         with finishing(self.path, self.kind, self.config, work) as folder:
             yield folder

@@ -102,12 +102,17 @@ def working(out: Path, kind: str, config: Mapping[str, object]) -> Iterator[Path
 def finishing(out: Path, kind: str, config: Mapping[str, object], work: Path) -> Iterator[Path]:
     """A new folder inside `work` that becomes `out` when the block ends without an error.
 
-    Raises `OutputError`, and keeps the work, if someone has put other things into `out` since the work began.
+    Raises `OutputError` if someone has put other things into `out` since the work began; they are left there.
     """
     with replacing(out, work) as folder:
         folder.mkdir()
         yield folder
-        is_finished(out, kind, config)
+        try:
+            is_finished(out, kind, config)
+        except OutputError as error:
+            raise OutputError(
+                f"{error}. It came there while this command ran: move it away and run the same command again"
+            ) from None
 
 
 @contextmanager
@@ -138,7 +143,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=0.5)  # `is_locked` holds it for a moment
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -171,7 +176,7 @@ def is_locked(folder: Path) -> bool:
     try:
         with FileLock(folder / LOCK, timeout=0):
             return False
-    except Timeout:
+    except (Timeout, OSError):  # the lock file may be another user's
         return True
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from attnbalance.data.forms import BEST, FORMS
 from attnbalance.errors import BadRowsError
-from attnbalance.finetuning.examples import Example, examples_of
+from attnbalance.finetuning.examples import REPLAYED, Example, examples_of
 from attnbalance.finetuning.objectives.base_model import BaseModel, prompts_of, without_adapters
 from attnbalance.finetuning.objectives.best_forms import chosen_forms, completions
 from attnbalance.finetuning.objectives.objective import Objective
@@ -27,10 +27,10 @@ def completion_rates(
 ) -> dict[str, float]:
     """The share of facts whose answer the base predicts, by form, among at most `ASKED` examples drawn by the seed.
 
-    The forms are those that the objective teaches from, and "question"; `CONSTANT` is added to them. An answer is
-    predicted if each of its tokens is the most probable one after the right ones before it. The result is empty if the
-    objective teaches from no form; a form whose prompts merge with the answer is left out. Of `BEST` there is also the
-    share of each relation, named with its form.
+    Replayed facts do not count, since the base knows them. The forms are those that the objective teaches from, and
+    "question"; `CONSTANT` is added to them. An answer is predicted if each of its tokens is the most probable one after
+    the right ones before it. The result is empty if the objective teaches from no form; a form whose prompts merge with
+    the answer is left out. Of `BEST` there is also the share of each relation, named with its form.
 
     Args:
         examples: The training examples.
@@ -42,7 +42,8 @@ def completion_rates(
     if not objective.forms:
         return {}
     different = list({id(example): example for example in examples}.values())
-    drawn = sorted(random.Random(seed).sample(range(len(different)), min(ASKED, len(different))))  # noqa: S311
+    new = [i for i, example in enumerate(different) if REPLAYED not in example.targets]
+    drawn = sorted(random.Random(seed).sample(new, min(ASKED, len(new))))  # noqa: S311
     model, rates = BaseModel(base, batch_size, seed, best=chosen_forms(different)), dict[str, float]()
     with without_adapters(base.model):
         for form in dict.fromkeys([*objective.forms, "question"]):
@@ -54,7 +55,7 @@ def completion_rates(
             rates[form] = sum(hits) / len(hits)
             if form == BEST:
                 rates |= _by_relation([asked[i].fact.relation for i in drawn], hits, model.best)
-    return {**rates, CONSTANT: _constant(different)}
+    return {**rates, CONSTANT: _constant([different[i] for i in new])}
 
 
 def _by_relation(relations: Sequence[str], hits: Sequence[bool], best: Mapping[str, str]) -> dict[str, float]:

@@ -35,6 +35,9 @@ INPUTS = ("input_ids", "attention_mask", "position_ids")
 TOKENS, POSITIONS = "/token", "/position"
 """Suffixes of the names of targets: the first axis is the labelled tokens, or the last one is the positions."""
 
+REPLAYED = "replayed"
+"""The name of the target that marks a replayed example (see `replay`)."""
+
 QUERY = "query_index"
 """The key of a batch that holds the position of each prompt's last token: the query whose attention row is read."""
 

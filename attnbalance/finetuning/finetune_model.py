@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel, set_seed
 
-from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import as_template
 from attnbalance.files.outputs import MARKER, provenance, write_json, write_json_lines, write_saved
 from attnbalance.files.seals import CHECKPOINT, hash_files
@@ -20,12 +19,13 @@ from attnbalance.files.work import finishing, is_finished
 from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, written
 from attnbalance.finetuning.curriculum import order
 from attnbalance.finetuning.evaluation import SHORTCUT
-from attnbalance.finetuning.examples import Example, first_difference, make_examples
+from attnbalance.finetuning.examples import REPLAYED, Example, first_difference, make_examples
 from attnbalance.finetuning.loop import TrainingData, on_main_process_first, train, training_in
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, add_lora, parse_parts, select_weights, train_only
 from attnbalance.finetuning.ranking import rank_facts
-from attnbalance.finetuning.runs import HELDOUT, KIND, REPLAY, TRAIN, TRAJECTORY, checkpoint_name
+from attnbalance.finetuning.replay import check_replay
+from attnbalance.finetuning.runs import FACTS, KIND, TRAJECTORY, checkpoint_name
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.finetuning.training_log import base_completes, base_objective, trajectory
@@ -73,13 +73,16 @@ def finetune_model(
     parse_parts(settings.parts)
     tokenizer, limit = load_limits(base)
     template = as_template(settings.template)
-    trained = replace(split.train, facts=(*split.train, *split.replay))
-    examples, validation = (
-        make_examples(facts, tokenizer, template, max_positions=limit)
-        for facts in (trained.facts, split.validation.facts)
+    examples, validation, *replayed = (
+        make_examples(facts.facts, tokenizer, template, max_positions=limit)
+        for part, facts in split.parts.items()
+        if part != "heldout"
     )
+    if len(split.replay):
+        check_replay(settings.curriculum)
     validation = _with_shortcuts(validation, examples, split)
-    data = TrainingData(_in_order(examples, trained, settings), validation)
+    examples += [replace(example, targets={REPLAYED: torch.tensor(True)}) for part in replayed for example in part]
+    data = TrainingData(_in_order(examples, split, settings), validation)
     trainable = _trainable(base, settings, [*examples, *validation])
     about = {
         "config": config,
@@ -108,23 +111,20 @@ def finetune_model(
         on_main_process_first(lambda: _finish(work, out, split, about, trajectory(log)))
 
 
-def _in_order(examples: Sequence[Example], facts: FactSet, settings: FinetuneSettings) -> list[Example]:
-    """The examples of all steps, in the curriculum's order; `facts`: those of the examples."""
+def _in_order(examples: Sequence[Example], split: Split, settings: FinetuneSettings) -> list[Example]:
+    """The training examples of all steps, in the curriculum's order."""
     schedule, shuffled = settings.schedule, settings.curriculum == "shuffled"
-    ranks = [0.0] * len(examples) if shuffled else rank_facts(facts, "popularity")
+    ranks = [0.0] * len(examples) if shuffled else rank_facts(split.train, "popularity")
     indices = order(ranks, schedule.steps, schedule.batch_size, schedule.seed, settings.curriculum)
     return [examples[i] for i in indices]
 
 
 def _with_shortcuts(validation: Sequence[Example], train: Sequence[Example], split: Split) -> list[Example]:
-    """The validation examples with what tells their answer from their relation's most frequent training answer.
-
-    The examples of `split.train` come first in `train`.
-    """
+    """The validation examples with what tells their answer from their relation's most frequent training answer."""
     answers = {relation: accepted[0] for relation, accepted in split.train.most_frequent_answers().items()}
     shortcuts = {
         fact.relation: example
-        for fact, example in zip(split.train, train[: len(split.train)], strict=True)
+        for fact, example in zip(split.train, train, strict=True)
         if fact.answer == answers[fact.relation]
     }
     result = []
@@ -192,8 +192,8 @@ def _finish(
             copy_for_users(path, target, link=True)
             record = {"kind": CHECKPOINT, "step": step, **about}
             write_saved(target / MARKER, record | {"files_sha256": hash_files(target, but=[MARKER])})
-        for name, facts in ((TRAIN, split.train), (HELDOUT, split.heldout), (REPLAY, split.replay)):
-            if len(facts):
+        for part, name in FACTS.items():
+            if facts := split.parts.get(part):
                 write_json_lines(folder / name, (fact.as_dict() for fact in facts))
         write_json(folder / TRAJECTORY, {"trajectory": list(validations)})
         history = [[step, loss] for step, loss in losses.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
@@ -20,8 +20,33 @@ from attnbalance.models.hooked import HookedModel
 SHARE = 0.75
 """The share of known facts among all training facts."""
 
-ASKED = 4
-"""Facts asked, on the command line, for each one to be replayed: a model may know a quarter of them."""
+ASKED_FOR_EACH = 4
+"""Facts that `replay` asks for each one that it adds: a model may know a quarter of them."""
+
+
+@expects(split=Split, facts=FactSet, model=HookedModel)
+def replay(
+    split: Split,
+    facts: FactSet,
+    model: HookedModel,
+    share: float = SHARE,
+    *,
+    template: str | Template = "qa",
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: bool = False,
+) -> tuple[Split, str]:
+    """A split that also trains on facts that the model knows, and what was asked and found, in a sentence.
+
+    `ASKED_FOR_EACH` times as many facts are asked as the share needs, or all that there are. The arguments are those of
+    `with_replay` and `known_facts`, which do this in two steps and raise the errors.
+    """
+    wanted = count_of(split, share)
+    others = beside(split, facts).sample(ASKED_FOR_EACH * wanted, seed)
+    known = known_facts(model, others, template=template, batch_size=batch_size, seed=seed, progress=progress)
+    mixed = with_replay(split, known, share, seed=seed)
+    added = f"{len(mixed.replay)} are added" + (f" ({wanted} were wanted)" if len(mixed.replay) < wanted else "")
+    return mixed, f"Replay: the model knows {len(known)} of {len(others)} facts of {facts.name}; {added}."
 
 
 @expects(model=HookedModel, facts=FactSet)
@@ -36,9 +61,8 @@ def known_facts(
 ) -> FactSet:
     """The facts whose first answer the model completes, asked in the form that suits their relation best.
 
-    Known facts keep a model's knowledge better than any loss on new facts alone does. An answer is completed if each of
-    its tokens is the most probable one after the right ones before it. The form is chosen for each relation from at
-    most 50 of its facts (see `rate_forms`). Lucky guesses count as known.
+    An answer is completed if each of its tokens is the most probable one after the right ones before it. The form is
+    chosen for each relation from at most 50 of its facts (see `rate_forms`). Lucky guesses count as known.
 
     Args:
         model: The model that is going to be finetuned.
@@ -51,12 +75,11 @@ def known_facts(
     Raises `BadRowsError` for facts that cannot be asked; `DataError` if none is known.
     """
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
-    rated = rate_forms(examples, model, batch_size, seed)
     known = set[int]()
     with tqdm(total=len(facts), desc="what is known", unit="fact", disable=not progress, leave=False) as bar:
-        for relation, of in rated.items():
+        for relation, rated in rate_forms(examples, model, batch_size, seed).items():
             own = facts.of_relations([relation])
-            prompts = in_form(of.form, make_prompts(own, template), seed)
+            prompts = in_form(rated.form, make_prompts(own, template), seed)
             asked = examples_of(prompts, model.tokenizer, end=False, max_positions=model.max_positions)
             hits = completions(asked, model, batch_size)
             known |= {id(fact) for fact, hit in zip(own, hits, strict=True) if hit}
@@ -70,10 +93,11 @@ def known_facts(
 def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int = 0) -> Split:
     """A split that also trains on known facts, drawn so that they are a share of all its training facts.
 
-    Facts about a subject of the split are left out. Where fewer are left than the share asks for, all are taken. Raises
-    `DataError` for a share outside (0, 1), and where no fact is left.
+    Facts about a subject that the split trains, validates or tests on are left out; facts of the half that the split
+    leaves out are not. Where fewer are there than the share asks for, all are taken. Raises `DataError` for a share
+    outside (0, 1), and where no fact is left.
     """
-    return replace(split, replay=beside(split, known).sample(replayed(len(split.train), share), seed))
+    return replace(split, replay=beside(split, known).sample(count_of(split, share), seed))
 
 
 def beside(split: Split, facts: FactSet) -> FactSet:
@@ -85,12 +109,17 @@ def beside(split: Split, facts: FactSet) -> FactSet:
     return others
 
 
-def replayed(new: int, share: float) -> int:
-    """The number of known facts that are a share of all facts beside some new ones; at least 1.
-
-    >>> replayed(200, 0.75)
-    600
-    """
+def count_of(split: Split, share: float) -> int:
+    """The number of known facts that are a share of all training facts; raises `DataError` outside (0, 1)."""
     if not 0 < share < 1:
         raise DataError(f"the share of replay must be between 0 and 1, got {share}")
-    return max(1, round(share / (1 - share) * new))
+    return max(1, round(share / (1 - share) * len(split.train)))
+
+
+def check_replay(curriculum: str) -> None:
+    """Raise `DataError` for a curriculum that ranks facts: replayed facts may come from another source."""
+    if curriculum != "shuffled":
+        raise DataError(
+            f"curriculum {curriculum} ranks facts by popularity, which facts of two sources do not share; leave it "
+            "out, or replay nothing"
+        )

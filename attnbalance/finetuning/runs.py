@@ -29,7 +29,11 @@ KINDS: dict[str, Kind] = {
 }
 """What the `attnbalance.json` of a run holds, by name."""
 
-TRAIN, HELDOUT, REPLAY, TRAJECTORY = "train.jsonl", "heldout.jsonl", "replay.jsonl", "trajectory.json"
+FACTS = {part: f"{part}.jsonl" for part in ("train", "heldout", "replay")}
+"""The files of the split's parts; a part without facts has none."""
+NONE = FactSet(())
+
+TRAJECTORY = "trajectory.json"
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Run:
     config: Mapping[str, object]
     """What the run was made from: model, facts and settings."""
     shortcuts: Mapping[str, tuple[str, ...]]
-    """Each relation's most frequent answer among the training facts, in all its accepted forms."""
+    """Each relation's most frequent answer among the training facts without those replayed, in all accepted forms."""
     validation_loss: Mapping[int, float]
     """By step, the objective on the validation facts; for plain finetuning the mean negative log-likelihood of a token
     of the answers, nats."""
@@ -54,8 +58,8 @@ class Run:
     trained: str
     """Which weights were trained, in words."""
     base_completes: Mapping[str, float]
-    """The share of the training facts that the base completes, by form, if the objective teaches from the base (see
-    `completion_rates`)."""
+    """The share of the training facts, without those replayed, that the base completes, by form, if the objective
+    teaches from the base (see `completion_rates`)."""
     learns_answers: bool
     """Whether the facts' answers were learned; else only what the base says."""
 
@@ -84,20 +88,22 @@ class Run:
     @property
     def heldout(self) -> FactSet:
         """The facts about subjects that were not trained on; empty if none were held out."""
-        return self._facts(HELDOUT)
+        return self._facts("heldout")
 
     @property
     def train(self) -> FactSet:
         """The facts that were trained on, without those that were replayed."""
-        return self._facts(TRAIN)
+        return self._facts("train")
 
     @property
     def replay(self) -> FactSet:
         """The facts that the base knew and that were trained on as well; empty without replay."""
-        return self._facts(REPLAY)
+        return self._facts("replay")
 
-    def _facts(self, name: str) -> FactSet:
-        return load_own(self.path / name) if (self.path / name).is_file() else FactSet(())
+    def _facts(self, part: str) -> FactSet:
+        hashes = self.config.get("facts_sha256")
+        recorded = hashes.get(part, NONE.sha256) if isinstance(hashes, dict) else None
+        return NONE if recorded == NONE.sha256 else load_own(self.path / FACTS[part])
 
 
 def load_run(path: str | Path) -> Run:

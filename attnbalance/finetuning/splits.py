@@ -32,7 +32,7 @@ class Split:
     heldout: FactSet
     """Facts to test on; may be empty."""
     left_out: int
-    """The number of facts in no part, e.g. the other half of the training facts."""
+    """The number of facts in none of these parts, e.g. the other half of the training facts."""
     replay: FactSet = field(default_factory=lambda: FactSet(()))
     """Facts that the base knows, trained on as well (see `with_replay`)."""
 

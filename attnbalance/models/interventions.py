@@ -39,7 +39,7 @@ LARGEST = 1e30
 
 @dataclass(frozen=True)
 class HeadEdit:
-    """An edit of named heads.
+    """An edit of named heads, which `generate` and `recall` check against the model.
 
     Attributes:
         make: The edit.

@@ -62,7 +62,7 @@ def load_model(
         if tokenizer is None:
             tokenizer = load_tokenizer(base, trust_remote_code)
             if adapter is not None:
-                _compare_tokenizers(tokenizer, str(adapter), trust_remote_code)
+                _compare_tokenizers(tokenizer, str(adapter))
     else:
         base, loaded = name, model if dtype is None else model.to(dtype=dtype_of(dtype))  # pyright: ignore
     if adapter is not None:
@@ -111,13 +111,13 @@ def load_limits(
     return load_tokenizer(base if tokenizer is None else tokenizer, trust_remote_code), limit
 
 
-def _compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str, trust_remote_code: bool) -> None:
+def _compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str) -> None:
     """Warn of an adapter that was saved with another tokenizer, or chat template, than its base's, which is used."""
     folder, name = Path(adapter), "tokenizer_config.json"
     if not ((folder / name).is_file() if folder.is_dir() else hub_file(adapter, name)):
         return
     try:
-        saved = load_tokenizer(adapter, trust_remote_code)
+        saved = load_tokenizer(adapter)
         differing = [
             part
             for part, same in (
@@ -132,8 +132,8 @@ def _compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str, trust_remot
     if problem:
         warnings.warn(
             f"the tokenizer in {adapter} {problem}; that of its base {used.name_or_path} is used. To use the other, "
-            f"name it: --tokenizer {adapter}, or tokenizer= in Python",
-            stacklevel=3,
+            f"name it: --tokenizer {adapter} (for all models of the command), or tokenizer= in Python",
+            stacklevel=4,
         )
 
 

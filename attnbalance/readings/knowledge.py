@@ -16,7 +16,9 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import read_saved, write_saved
+from attnbalance.models.config_changes import settings_of
 from attnbalance.models.fingerprint import adapters_fingerprint, fingerprint
+from attnbalance.models.forward import base_of
 from attnbalance.models.generate import Sampling, generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes
@@ -185,9 +187,9 @@ def knowledge(
 
 
 def _weights(model: HookedModel) -> str:
-    """What tells the model's weights and adapters from others."""
-    base = json.dumps(fingerprint(model.model), sort_keys=True)
-    return f"{base} {adapters_fingerprint(model.model)}"
+    """What tells the model's weights, adapters and configuration from others."""
+    parts = [fingerprint(model.model), settings_of(base_of(model.model).config)]
+    return f"{json.dumps(parts, sort_keys=True, default=str)} {adapters_fingerprint(model.model)}"
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ class _Asking:
     batch_size: int
     work: Path | None
     weights: str
-    """The fingerprints of the model and its adapters, where answers are kept."""
+    """What `_weights` says of the model, where answers are kept."""
     progress: bool
 
     def greedily(self, name: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:
@@ -227,8 +229,8 @@ class _Asking:
         """The answers of a pass: those that an earlier run kept, if it asked the same weights the same."""
         if self.work is None:
             return self._answers(name, prompts, sampling)
-        texts, budgets = [prompt.text for prompt in prompts], answer_budgets(prompts)
-        asked = json.dumps([self.model.name, self.weights, texts, budgets, str(sampling)])
+        ids, budgets = [encoding.ids for encoding in prompts.encodings], answer_budgets(prompts)
+        asked = json.dumps([self.model.name, self.weights, ids, budgets, str(sampling)])
         key, file = hashlib.sha256(asked.encode()).hexdigest(), self.work / f"{name}.json"
         saved = read_saved(file)
         if saved.get("asked") != key:

@@ -287,12 +287,12 @@ def recall(
 
 
 def warn_of_thinking(prompts: Sequence[Prompt], outputs: Sequence[str]) -> None:
-    """Warn of answers that begin with a model's thoughts, which are too long for the tokens that an answer gets."""
+    """Warn of answers that hold a model's thoughts, which are too long for the tokens that an answer gets."""
     begun = [prompt.text.rstrip().endswith(THINKING[0]) for prompt in prompts]
     thinking = sum(on or any(mark in output for mark in THINKING) for on, output in zip(begun, outputs, strict=True))
     if thinking:
         warnings.warn(
-            f"{thinking} of {len(outputs)} answers begin with the model's thoughts ({THINKING[0]}), which are scored "
-            "as its answer; ask without a chat template, or pass a tokenizer whose chat template leaves them out",
-            stacklevel=3,
+            f"{thinking} of {len(outputs)} answers hold the model's thoughts ({THINKING[0]}), which are scored as its "
+            "answer; ask without a chat template, or pass a tokenizer whose chat template leaves them out",
+            stacklevel=4,
         )

@@ -27,8 +27,8 @@ APPENDED = re.compile("[™℠®©¹²³⁰-⁹]+")
 """Signs and raised digits that follow a word without belonging to it."""
 EXPONENT = re.compile("(?<=[0-9])(?<![0-9]{4})⁺?(⁻?[¹²³⁰-⁹]+)")
 """A raised number after a number of up to three digits; after a longer one, such as a year, it is a footnote."""
-POWER = re.compile(r"(?<=\d)(?:\^|\*\*)\{?([+-]?\d+)\}?")
-"""An exponent as it is typed: "10^5", "10**5", "10^{5}"."""
+POWER = re.compile(r"(?<=\d)(?:\^\{?\+?(-?\d+)\}?|\*\*(\d+))")
+"""An exponent as it is typed: "10^5", "10^{-5}", "10**5". The asterisks of "**1879**-1955" are bold type."""
 FRACTION = re.compile(r"(\d)([¼-¾⅐-⅞])")
 """A digit before a fraction of one character."""
 DATE = re.compile(r"(?<![\d.])(\d{1,4})\.(\d{1,2})\.(\d{1,4})(?!\.?\d)")
@@ -148,5 +148,5 @@ def _without_marks(text: str) -> str:
     """The text without invisible characters; "Paris¹", "1½" and "14.3.1879" become separate words."""
     visible = "".join(character for character in text.translate(PLAIN) if unicodedata.category(character) != "Cf")
     powers = EXPONENT.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[1]).translate(PLAIN), visible)
-    plain = POWER.sub(r"^\1", APPENDED.sub(" ", powers))
+    plain = POWER.sub(lambda typed: f"^{typed[1] or typed[2]}", APPENDED.sub(" ", powers))
     return DATE.sub(r"\1 \2 \3", FRACTION.sub(r"\1 \2", plain))

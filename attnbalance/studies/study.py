@@ -47,10 +47,13 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
         for (world, seed), fits in itertools.groupby(plan.part(index, count), key=lambda fit: (fit.world, fit.seed)):
             left = [fit for fit in fits if not _done(fit, plan, out)]
             if left:
+                _refuse_changed(world, worlds[world], _with_files(plan.worlds[world]), out)
                 with locked(out / "fits" / world / f"seed-{seed}"):
                     _run_all(left, plan, out, progress)
         missing = [fit for fit in plan.fits if not _done(fit, plan, out)]
         if not missing:
+            for world, settings in worlds.items():
+                _refuse_changed(world, settings, _with_files(plan.worlds[world]), out)
             results = [read_saved(out / fit.folder / RESULT) for fit in plan.fits]
             return write_tables([*_controls(plan, out, progress), *results], out)
     return (
@@ -133,14 +136,19 @@ def _take_up(worlds: Mapping[str, Mapping[str, Any]], out: Path) -> None:
     before, now = _worlds_in(out), dict(worlds)
     begun = {name: now.get(name) for name in before if _begun(out, name)}
     for name, settings in begun.items():
-        for key, what in (("facts_sha256", "facts"), ("model_files", "model's files")):
-            if settings and key in settings and before[name].get(key) not in (None, settings[key]):
-                raise OutputError(
-                    f"the {what} of world {name} have changed since results were written to {out}; restore them, or "
-                    "name a new folder"
-                )
+        _refuse_changed(name, before[name], settings or {}, out)
     if before != now and is_finished(out, KIND, {"worlds": {**before, **begun}}):
         write_json(out / MARKER, {"kind": KIND, "config": {"worlds": now}} | provenance())
+
+
+def _refuse_changed(name: str, before: Mapping[str, Any], now: Mapping[str, Any], out: Path) -> None:
+    """Raise `OutputError` for a world whose facts or model are not those of the results."""
+    for key, what in (("facts_sha256", "facts"), ("model_files", "model's files")):
+        if key in now and before.get(key) not in (None, now[key]):
+            raise OutputError(
+                f"the {what} of world {name} have changed since results were written to {out}; restore them, or "
+                "name a new folder"
+            )
 
 
 def _worlds_in(out: Path) -> dict[str, dict[str, Any]]:

@@ -49,6 +49,12 @@ def test_an_equals_sign_belongs_to_a_path_that_exists(tmp_path: Path, monkeypatc
     assert parse_spec("a=lr=1e-4") == ModelSpec("a", "lr=1e-4")
 
 
+def test_a_plus_in_a_home_folder_without_a_label_belongs_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "c++" / "base").mkdir(parents=True)
+    assert parse_spec("~/c++/base") == ModelSpec("base", f"{tmp_path}/c++/base")
+
+
 def test_a_home_folder_is_found_behind_a_label(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse_spec("a=~/model+~/adapter") == ModelSpec("a", f"{tmp_path}/model", f"{tmp_path}/adapter")

@@ -6,14 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer
 
 from attnbalance import load_model
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError
+from attnbalance.finetuning.completion import CONSTANT, completion_rates
+from attnbalance.finetuning.examples import REPLAYED, make_examples
 from attnbalance.finetuning.finetune import finetune
-from attnbalance.finetuning.replay import known_facts, replayed, with_replay
+from attnbalance.finetuning.objectives.parse import parse_objective
+from attnbalance.finetuning.replay import count_of, known_facts, replay, with_replay
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import split_facts
 
@@ -54,7 +58,7 @@ def test_replay_is_a_share_of_all_training_facts_and_none_of_the_splits_subjects
     split = split_facts(towns(NAMES[:40]), "whole", heldout=0.5, validation=0.2)
     known = towns(NAMES[20:])  # 20 of them are subjects of the split
     mixed = with_replay(split, known, 0.6, seed=3)
-    assert len(mixed.replay) == replayed(len(split.train), 0.6) == 24  # 16 / (16 + 24) are new
+    assert len(mixed.replay) == count_of(split, 0.6) == 24  # 16 / (16 + 24) are new
     assert {fact.subject for fact in mixed.replay} <= set(NAMES[40:])
     assert mixed == replace(split, replay=mixed.replay)
     assert mixed.replay != with_replay(split, known, 0.6, seed=4).replay
@@ -84,3 +88,53 @@ def test_all_facts_can_be_trained_on_beside_replay(llama_folder: Path, tmp_path:
     assert again == run
     without = finetune(llama_folder, replace(split, replay=FactSet(())), tmp_path / "plain", settings)
     assert without.validation_loss != run.validation_loss
+
+
+def test_facts_are_drawn_asked_and_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second fact is known; of 20 wanted, four times as many are asked, or all that there are."""
+    split = split_facts(towns(NAMES[:24]), "whole", heldout=0, validation=0.15)
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    monkeypatch.setattr("attnbalance.finetuning.replay.known_facts", lambda _, facts, **__: facts.where(is_even))
+    new = len(split.train)
+    mixed, text = replay(split, towns(NAMES), model, 0.5)
+    asked = 4 * new
+    known = int(text.split(" knows ")[1].split()[0])
+    assert text == f"Replay: the model knows {known} of {asked} facts of facts; {new} are added."
+    assert asked / 4 < known < 3 * asked / 4
+    assert len(mixed.replay) == new
+    assert all(map(is_even, mixed.replay))
+    mixed, text = replay(split, towns(NAMES[20:40]), model, 0.5)
+    known = sum(map(is_even, towns(NAMES[24:40])))
+    assert text == f"Replay: the model knows {known} of 16 facts of facts; {known} are added ({new} were wanted)."
+
+
+def is_even(fact: Fact) -> bool:
+    return NAMES.index(fact.subject) % 2 == 0
+
+
+def test_what_the_base_completes_is_counted_without_replayed_facts() -> None:
+    tokenizer, facts = tiny_tokenizer(), asked()
+    examples = [
+        replace(example, targets={REPLAYED: torch.tensor(True)}) if fact.relation.endswith("0") else example
+        for fact, example in zip(facts, make_examples(facts, tokenizer), strict=True)
+    ]
+    hooked = load_model(tiny_model("llama"), tokenizer=tokenizer)
+    rates = completion_rates(examples, parse_objective("kl(question)"), hooked)
+    new = [fact.answer for fact in facts if fact.relation.endswith("1")]
+    assert rates == {"question": 0.0, CONSTANT: max(map(new.count, new)) / len(new)}
+
+
+def test_a_curriculum_ranks_facts_of_one_source(llama_folder: Path, tmp_path: Path) -> None:
+    split = with_replay(split_facts(towns(NAMES[:24]), "whole"), towns(NAMES))
+    with pytest.raises(
+        DataError, match="curriculum popular-first ranks facts by popularity, which facts of two sources"
+    ):
+        finetune(llama_folder, split, tmp_path / "run", FinetuneSettings(steps=2, curriculum="popular-first"))
+
+
+def test_a_part_that_was_removed_is_no_empty_part(llama_folder: Path, tmp_path: Path) -> None:
+    run = finetune(llama_folder, split_facts(towns(NAMES[:24]), "whole"), tmp_path / "run", FinetuneSettings(steps=2))
+    (run.path / "heldout.jsonl").unlink()
+    with pytest.raises(DataError, match=r"heldout\.jsonl"):
+        _ = run.heldout
+    assert len(run.replay) == 0

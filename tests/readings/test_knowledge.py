@@ -244,3 +244,18 @@ def test_another_state_of_adapters_is_asked_anew(script: Script, hooked: HookedM
         ask()
     ask()
     assert [bool(count) for count in asked] == [True, False, True, True, True]
+
+
+def test_another_tokenizer_or_configuration_is_asked_anew(script: Script, hooked: HookedModel, tmp_path: Path) -> None:
+    other, counts = tiny_model("llama"), list[int]()
+    other.config.rms_norm_eps *= 2
+    models = [
+        hooked,
+        load_model(tiny_model("llama"), tokenizer=tiny_tokenizer("bos")),
+        load_model(other, tokenizer=hooked.tokenizer),
+    ]
+    for model in [models[0], models[0], models[1], models[2]]:
+        before = len(script.calls)
+        knowledge(model, make_prompts(TOWNS), forms=(), work=tmp_path)
+        counts.append(len(script.calls) - before)
+    assert [bool(count) for count in counts] == [True, False, True, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -255,6 +256,32 @@ def test_facts_or_a_model_that_changed_are_refused(llama_folder: Path, tmp_path:
         study(path, out)
     table.write_text(table.read_text().replace("Bern", "Oslo"))
     assert "| c | whole |" in study(path, out)
+
+
+@pytest.mark.parametrize("seeds", [[0, 1], [0]])
+def test_facts_that_change_while_a_study_runs_are_refused(
+    seeds: list[int], llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one seed the facts are compared again before the table."""
+    path, table = tmp_path / "study.yaml", tmp_path / "facts.jsonl"
+    facts = [
+        {"subject": f"Ann {i}", "relation": "city", "answers": [("Rome", "Oslo")[i % 2]], "popularity": 40 - i}
+        for i in range(40)
+    ]
+    table.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    world = f"{{facts: '{table}', model: '{llama_folder}'}}"
+    path.write_text(f"worlds: {{a: {world}}}\nseeds: {seeds}\nsplits: [whole]\nmethods: {{b: {{steps: 2}}}}")
+    module = sys.modules["attnbalance.studies.study"]
+    plain = module.run_fit
+
+    def run_and_edit(*arguments: object) -> None:
+        plain(*arguments)
+        table.write_text(table.read_text().replace("Oslo", "Bern"))
+
+    monkeypatch.setattr(module, "run_fit", run_and_edit)
+    with pytest.raises(OutputError, match="the facts of world a have changed since results were written"):
+        study(path, tmp_path / "out")
+    assert len(list((tmp_path / "out").rglob(RESULT))) == 1
 
 
 def test_a_study_that_cannot_be_read_is_named_before_slurms_array_index(
