@@ -9,7 +9,7 @@ from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.measure import READINGS, measure_all
 from attnbalance.comparison.page import write_report
 from attnbalance.comparison.sentences import headline
-from attnbalance.comparison.specs import MeasureSettings, ModelSpec, results_config
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
 from attnbalance.comparison.tables import curves_json, recall_json
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -58,6 +58,7 @@ def compare(
             pair = (specs[0].label, specs[1].label) if len(specs) > 1 else None
             dropped = {**facts.dropped, **dropped}
             comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
+            refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=headline(comparison), dropped=dropped) as folder:
                 write_results(comparison, folder, title="Attention to the subject", command=command)
     return results.close()

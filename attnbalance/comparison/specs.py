@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from attnbalance.data.facts import FactSet
 from attnbalance.errors import DataError, ModelError
@@ -172,3 +173,15 @@ def results_config(
         "readings": list(readings),
         "attnbalance_version": metadata.version("attnbalance"),
     }
+
+
+def refuse_changed(config: Mapping[str, Any], specs: Sequence[ModelSpec], settings: MeasureSettings) -> None:
+    """Raise `ModelError` for a model whose files are not those that `results_config` recorded any more."""
+    changed = [
+        spec.label for spec, files in zip(specs, config["files"], strict=True) if fingerprints(spec, settings) != files
+    ]
+    if changed:
+        raise ModelError(
+            f"the files of model {changed[0]} changed while it was measured; remove the unfinished work, or name a new "
+            "folder, and run the command again"
+        )

@@ -9,7 +9,7 @@ from pathlib import Path
 from attnbalance.comparison.compare import write_numbers
 from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.measure import READINGS, measure_all
-from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, results_config
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
@@ -77,6 +77,7 @@ def explain(
         with results.working() as work:
             explanation, change = _explain(specs, prompts, settings, work, {**facts.dropped, **dropped}, progress)
             answer, dropped = headline(explanation), explanation.comparison.dropped
+            refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=answer, dropped=dropped) as folder:
                 _write(explanation, change, folder, command)
     return results.close()

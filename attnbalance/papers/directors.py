@@ -66,7 +66,7 @@ MULTIPLICITIES = {"small": (1, 3, 5), "paper": (1, 2, 4, 6, 8, 10)}
 
 
 def _cells(scale: str, seeds: Sequence[int], facts: str) -> list[Cell]:
-    table = Path(facts.removeprefix("popqa:"))
+    table = _table(facts)
     known = {"facts": facts} | ({"facts_file": hash_file(table)} if table.is_file() else {})
     return [
         Cell(
@@ -113,8 +113,15 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _table(facts: str) -> Path:
+    """The file of a source of facts."""
+    return Path(facts.removeprefix("popqa:"))
+
+
 def _films(settings: Mapping[str, Any]) -> list[Fact]:
-    """A random sample of films with distinct titles; raises `DataError` if there are too few."""
+    """A random sample of films with distinct titles; raises `DataError` if there are too few, or the file changed."""
+    if "facts_file" in settings and hash_file(_table(settings["facts"])) != settings["facts_file"]:
+        raise DataError(f"{_table(settings['facts'])} changed since the cells were listed; run the same command again")
     films = {fact.subject: fact for fact in load_facts(settings["facts"], ["director"])}
     if len(films) < settings["films"]:
         raise DataError(

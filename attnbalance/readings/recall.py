@@ -117,9 +117,9 @@ class Recall:
 
     @property
     def has_popular_fifth(self) -> bool:
-        """Whether some prompt of the most popular fifth is more popular than those of the other fifths."""
+        """Whether most prompts of the most popular fifth are more popular than those of the other fifths."""
         fifths = self.quintiles()
-        return bool(fifths) and self.tied()[0] < len(fifths[0])
+        return bool(fifths) and 2 * self.tied()[0] < len(fifths[0])
 
     @expects(prompt_ids=[str])
     def at(self, prompt_ids: Sequence[str]) -> Recall:

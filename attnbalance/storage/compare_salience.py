@@ -6,7 +6,7 @@ import gc
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, results_config
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
@@ -62,6 +62,7 @@ def compare_salience(
         with results.working() as work:
             models = [_read(spec, prompts, settings, progress) for spec in specs]
             answers = " ".join(answer(model) for model in models)
+            refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=answers, dropped={**facts.dropped, **dropped}) as folder:
                 _write(models, prompts, folder)
     return results.close()

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, results_config
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts, without_bad
 from attnbalance.data.facts import FactSet
 from attnbalance.data.forms import too_few_subjects
@@ -64,6 +64,7 @@ def compare_knowledge(
                 spec.label: _ask(spec, prompts, settings, work / f"model {i}", progress) for i, spec in enumerate(specs)
             }
             words = " ".join(answer(label, known) for label, known in measured.items())
+            refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:
                 _write(measured, folder)
     return results.close()

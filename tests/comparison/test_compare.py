@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -171,3 +173,20 @@ def test_a_model_with_one_head_zeroed_is_not_taken_for_finished(specs: list[Mode
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(OutputError, match="files"):
         compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out")
+
+
+def test_a_model_that_changes_while_it_is_measured_is_refused(
+    specs: list[ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["attnbalance.comparison.compare"]
+    plain, config = module.measure_all, Path(specs[1].model) / "config.json"
+
+    def measure_and_edit(*arguments: Any, **rest: Any) -> Any:
+        measured = plain(*arguments, **rest)
+        config.write_text(config.read_text() + " ")
+        return measured
+
+    monkeypatch.setattr(module, "measure_all", measure_and_edit)
+    with pytest.raises(ModelError, match="the files of model b changed while it was measured"):
+        compare(specs, FactSet(FACTS), SETTINGS, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from transformers import GPT2LMHeadModel
 
 from attnbalance.data.bpe_tokenizer import train_tokenizer
 from attnbalance.errors import DataError
-from attnbalance.papers.directors import PHRASES, POPQA, SHARES, _encoded, _exact, _gpt2
+from attnbalance.papers.directors import PHRASES, POPQA, SHARES, _encoded, _exact, _films, _gpt2
 from attnbalance.papers.figure import CellResult
 from attnbalance.papers.small_gpt2 import IGNORED
 
@@ -77,3 +77,12 @@ def test_too_few_films_and_too_many_phrasings_cannot_be() -> None:
 def test_a_source_with_too_few_films_is_refused(facts: str) -> None:
     with pytest.raises(DataError, match="at least 250 films with a director, .* has 45"):
         POPQA.run(POPQA.cells("small", [0], facts)[0].settings)
+
+
+def test_a_file_that_changed_since_the_cells_were_listed_is_refused(facts: str, tmp_path: Path) -> None:
+    table = tmp_path / "films.tsv"
+    table.write_bytes(Path(facts.removeprefix("popqa:")).read_bytes())
+    settings = dict(POPQA.cells("small", [0], f"popqa:{table}")[0].settings)
+    table.write_bytes(table.read_bytes() + b"\n")
+    with pytest.raises(DataError, match="films.tsv changed since the cells were listed"):
+        _films(settings)
