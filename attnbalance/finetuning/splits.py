@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
@@ -13,6 +14,8 @@ from attnbalance.data.facts import Fact, FactSet
 from attnbalance.errors import DataError
 
 SPLITS = ("top", "bottom", "random", "whole", "controlled-top", "controlled-bottom")
+TIED = 0.1
+"""The share of a half above which ties with facts outside it are warned of."""
 CONTROLLED_RELATIONS = ("country", "sport", "occupation")
 
 
@@ -160,8 +163,21 @@ def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float
     ranked, last = sorted(range(len(facts)), key=rank), name.endswith("bottom")
     exact = round(share * len(facts), 9)  # 0.07 * 100 is a little more than 7
     size = math.floor(exact) if last else math.ceil(exact)
-    half = ranked[len(facts) - size :] if last else ranked[:size]
+    half, others = (ranked[len(facts) - size :], ranked[:-size]) if last else (ranked[:size], ranked[size:])
+    if name != "random":
+        _warn_of_ties(name, [ranks[id(facts[i])] for i in half], {ranks[id(facts[i])] for i in others})
     return tuple(facts[i] for i in sorted(half))
+
+
+def _warn_of_ties(name: str, half: Sequence[float], others: Collection[float]) -> None:
+    """Warn where more than a share `TIED` of a half is as popular as facts outside it: these were drawn at random."""
+    tied = sum(rank in others for rank in half)
+    if tied > TIED * len(half):
+        warnings.warn(
+            f"{tied} of the {len(half)} facts of split {name!r} are as popular as facts outside it, or rank alike: "
+            "these were drawn at random",
+            stacklevel=4,
+        )
 
 
 def _controlled(facts: FactSet) -> tuple[FactSet, FactSet]:

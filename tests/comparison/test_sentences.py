@@ -120,7 +120,9 @@ def test_where_popularity_does_not_tell_the_popular_from_the_others_all_are_comp
     """With 20 of 40 questions at the top, the most popular fifth is 8 of these, drawn at random; or 3 and 5 of them."""
     comparison = a_comparison(LESS, APART)
     measured = tuple(
-        replace(of, recall=replace(of.recall, popularity=tuple(popularity))) for of in comparison.measured if of.recall
+        replace(of, recall=replace(of.recall, popularity=tuple(map(float, popularity))))
+        for of in comparison.measured
+        if of.recall
     )
     text = headline(replace(comparison, measured=measured))
     assert text.startswith("top answers 87.5% of all questions right against bottom's 12.5% (difference +75.0 points")

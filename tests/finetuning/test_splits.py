@@ -1,6 +1,7 @@
 """Splits: what each kind trains on, and that no subject is on both sides."""
 
 import unicodedata
+import warnings
 from collections.abc import Iterable
 
 import pytest
@@ -151,3 +152,16 @@ def test_only_some_relations_are_trained_and_all_are_tested():
     assert split.train.relations == split.validation.relations == ("hometown",)
     assert set(split.heldout.relations) == set(facts.relations)
     assert split.heldout.facts == split_facts(facts, "whole").heldout.facts
+
+
+@pytest.mark.parametrize(
+    ("popularity", "tied"), [([1.0] * 40, 36), ([2.0] * 30 + [1.0] * 10, 36), ([float(i) for i in range(40)], 0)]
+)
+def test_a_half_whose_border_falls_among_ties_is_said_to_be_random(popularity, tied):
+    """Of 40 subjects with two facts, 4 are held out first; the half has 36 facts."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        split_facts(make_facts(popularity), "top", heldout=0.1, validation=0)
+        split_facts(make_facts(popularity), "random", heldout=0.1)
+    said = [str(warning.message) for warning in caught]
+    assert [text.split()[0] for text in said] == [str(tied)] * bool(tied)
