@@ -26,7 +26,7 @@ from attnbalance.errors import DataError
 from attnbalance.files.outputs import provenance, read_saved, write_saved
 from attnbalance.files.seals import hash_file
 from attnbalance.finetuning.finetune import finetune
-from attnbalance.finetuning.replay import SHARE, beside, known_facts, with_replay
+from attnbalance.finetuning.replay import SHARE, beside, replay
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split, split_facts
 from attnbalance.models.config import load_config
@@ -143,23 +143,6 @@ class Trial:
         """The base's answers about the training facts, by form."""
         return {form: self._said(self.split.name, form, in_form(form, self.train, self.seed)) for form in FORMS}
 
-    @cached_property
-    def known(self) -> FactSet:
-        """The facts about other subjects than the split's that the base knows; asked once."""
-        file, others = (
-            self.protocol.out / "base" / f"known-seed-{self.seed}.json",
-            beside(self.split, self.protocol.facts),
-        )
-        asked = {"model": files_fingerprint(self.protocol.model), "facts_sha256": others.sha256}
-        saved = read_saved(file)
-        if saved.get("asked") != asked:
-            known = known_facts(self.protocol.base, others, seed=self.seed)
-            saved = {"asked": asked, "known": [fact in set(known) for fact in others]}
-            write_saved(file, saved)
-        return replace(
-            others, facts=tuple(fact for fact, is_known in zip(others, saved["known"], strict=True) if is_known)
-        )
-
     def _said(self, part: str, name: str, prompts: Sequence[Prompt]) -> list[str]:
         """The base's answers to prompts, kept in a file; killed, it goes on after the last file."""
         file = self.protocol.out / "base" / f"{part}-seed-{self.seed}-{name.replace(' ', '-')}.json"
@@ -190,6 +173,7 @@ class Trial:
             "row": asdict(row),
             "settings": self.protocol.settings(row, self.seed).record(),
             "text": text and hash_file(Path(text)),
+            "replay_from": beside(self.split, self.protocol.facts).sha256 if row.replay else None,
         }
         return json.loads(json.dumps(key))
 
@@ -227,7 +211,16 @@ class Trial:
         row, out = ROWS[name], self.protocol.out / "runs" / f"{name}-seed-{self.seed}"
         split = self._known_only() if row.known_only else self.split
         if row.replay:
-            split = with_replay(split, self.known, row.replay, seed=self.seed)
+            split, about = replay(
+                split,
+                self.protocol.facts,
+                self.protocol.base,
+                row.replay,
+                batch_size=self.protocol.options.ask_batch,
+                seed=self.seed,
+                progress=True,
+            )
+            print(about, flush=True)
         with step_ends() as ends:
             run = finetune(self.protocol.model, split, out, self.protocol.settings(row, self.seed), progress=True)
         between = [after - before for before, after in pairwise(ends)]

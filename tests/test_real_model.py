@@ -96,7 +96,8 @@ def test_rows_hold_what_a_loop_counts_and_are_made_once(
     rows = importlib.import_module("real_model_rows")
     monkeypatch.setattr(rows, "generate", generate)
     monkeypatch.setattr(benchmark, "generate", generate)
-    arguments = options(folder, rows="plain,known-only,base-few-shot,constant")
+    arguments = options(folder, rows="plain,known-only,replay,base-few-shot,constant")
+    monkeypatch.setattr("attnbalance.finetuning.replay.known_facts", lambda _, facts, **__: facts.where(is_third))
     call(benchmark, monkeypatch, arguments)
     printed = capsys.readouterr().out
     assert printed.startswith("Estimate, at ")
@@ -150,13 +151,25 @@ def test_rows_hold_what_a_loop_counts_and_are_made_once(
     assert lines
     assert {number(Fact(**json.loads(line))) % 3 for line in lines} == {0, 1}
 
+    lines = (folder / "out/runs/replay-seed-0/replay.jsonl").read_text().splitlines()
+    replayed = [Fact(**json.loads(line)) for line in lines]
+    others = {fact.subject for fact in FACTS} - {fact.subject for fact in (*train, *split.validation, *split.heldout)}
+    assert len(replayed) == len([fact for fact in FACTS if fact.subject in others and is_third(fact)])
+    assert {fact.subject for fact in replayed} <= others
+    run = json.loads((folder / "out/runs/replay-seed-0/attnbalance.json").read_text())
+    assert run["config"]["steps"] == 12  # four times the 3 steps
+
     refused = pytest.fail
     monkeypatch.setattr(rows, "finetune", refused)
     monkeypatch.setattr(rows, "load_model", refused)
     call(benchmark, monkeypatch, arguments)
     again = capsys.readouterr().out
     assert "Estimate" not in again
-    assert again.splitlines()[-6:] == printed.splitlines()[-6:]
+    assert again.splitlines()[-7:] == printed.splitlines()[-7:]
+
+
+def is_third(fact: Fact) -> bool:
+    return number(fact) % 3 == 0
 
 
 def result(folder: Path, row: str) -> dict[str, Any]:

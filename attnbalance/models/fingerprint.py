@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py", "*/*.jinja")
+FILES = (
+    "*.safetensors",
+    "*.json",
+    "*.jinja",
+    "*.model",
+    "*.txt",
+    "*.tiktoken",
+    "*.py",
+    "additional_chat_templates/*.jinja",
+)
 """Files of a model's folder that decide what it computes: weights, config, tokenizer, templates, code."""
 
 

@@ -24,6 +24,7 @@ from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit
 from attnbalance.readings.scoring import SCORINGS, WHOLE_WORDS, check_scoring, is_match
+from attnbalance.readings.thoughts import warn_of_thoughts
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import gain_interval, share_interval
 
@@ -34,10 +35,6 @@ NEW_TOKENS = 10
 
 CHAT_TOKENS = 32
 """Least number of tokens generated for an answer in a chat, which is often a sentence."""
-
-
-THINKING = ("<think>", "</think>")
-"""What models that think before they answer put around their thoughts."""
 
 
 @dataclass(frozen=True)
@@ -282,17 +279,5 @@ def recall(
             )
         budgets = [max_new_tokens] * len(prompts)
     outputs = generate(model, prompts, max_new_tokens=budgets, batch_size=batch_size, edit=edit, progress=progress)
-    warn_of_thinking(prompts, outputs)
+    warn_of_thoughts(prompts, outputs)
     return score(prompts, outputs, shortcuts, scoring)
-
-
-def warn_of_thinking(prompts: Sequence[Prompt], outputs: Sequence[str]) -> None:
-    """Warn of answers that hold a model's thoughts, which are too long for the tokens that an answer gets."""
-    begun = [prompt.text.rstrip().endswith(THINKING[0]) for prompt in prompts]
-    thinking = sum(on or any(mark in output for mark in THINKING) for on, output in zip(begun, outputs, strict=True))
-    if thinking:
-        warnings.warn(
-            f"{thinking} of {len(outputs)} answers hold the model's thoughts ({THINKING[0]}), which are scored as its "
-            "answer; ask without a chat template, or pass a tokenizer whose chat template leaves them out",
-            stacklevel=4,
-        )

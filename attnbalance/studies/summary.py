@@ -100,6 +100,12 @@ def study_rows(results: Sequence[FitResult]) -> list[StudyRow]:
     return [_row(fits, groups) for fits in groups.values()]
 
 
+def _shared_fifths(fits: Sequence[FitResult]) -> range:
+    """The fifths; none where the popularity of fewer than five held-out facts is known in a seed."""
+    counts = {len(fit["accuracy_by_quintile"]) for fit in fits}
+    return range(5 if counts == {5} else 0)
+
+
 def _row(fits: Sequence[FitResult], groups: Mapping[tuple[str, str, str], Sequence[FitResult]]) -> StudyRow:
     world, split, method = (fits[0][name] for name in ("world", "split", "method"))
     plain = [] if method == PLAIN else groups.get((world, split, PLAIN), [])
@@ -115,7 +121,7 @@ def _row(fits: Sequence[FitResult], groups: Mapping[tuple[str, str, str], Sequen
         accuracy=_over(fits, _accuracy),
         quintiles=tuple(
             seed_interval([fit["accuracy_by_quintile"][i] for fit in fits]).within(0.0, 1.0)
-            for i in range(len(fits[0]["accuracy_by_quintile"]))
+            for i in _shared_fifths(fits)
         ),
         gain=_over(pairs, _gain, -1.0) if (pairs := _paired(fits, plain)) else None,
         gap=_gap(gaps) if gaps else None,

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 
 import pytest
 from tiny import argmax_loop, eager, tiny_model, tiny_prompts, tiny_tokenizer
 
-from attnbalance import Fact, knowledge, load_model, recall
+from attnbalance import load_model, recall
 from attnbalance.data.prompt_sets import PromptSet
-from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError
 from attnbalance.models.generate import generate
-from attnbalance.readings.recall import NEW_TOKENS, answer_budgets, warn_of_thinking
+from attnbalance.readings.recall import NEW_TOKENS, answer_budgets
 
 
 def longest_line(text: str) -> str:
@@ -114,29 +112,3 @@ def test_an_answer_in_a_chat_may_be_a_sentence() -> None:
     assert list(recall(model, chats).outputs) == [tokenizer.decode(ids, skip_special_tokens=True) for ids in said]
     assert answer_budgets(chats) == [32, 32, 32]
     assert answer_budgets(PromptSet.of(tiny_prompts()[:3], tokenizer)) == [10, 10, 10]
-
-
-@pytest.mark.parametrize(("thinks", "counted"), [("at the end of the prompt", 2), ("in an answer", 1), ("not", 0)])
-def test_answers_that_hold_thoughts_are_counted(thinks: str, counted: int) -> None:
-    prompts = list(tiny_prompts()[:2])
-    outputs = ["Okay, the user asks", "Paris"]
-    if thinks == "at the end of the prompt":
-        prompts = [dataclasses.replace(prompt, text=prompt.text + "<think>\n") for prompt in prompts]
-    elif thinks == "in an answer":
-        outputs[0] = "<think>\n" + outputs[0]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warn_of_thinking(prompts, outputs)
-    expected = [f"{counted} of 2 answers hold the model's thoughts"] if counted else []
-    assert [str(warning.message)[: len(expected[0])] for warning in caught] == expected
-
-
-def test_recall_and_knowledge_warn_of_thoughts() -> None:
-    model = tiny_model("llama")
-    model.config.max_position_embeddings = 512  # rotary positions have no table to run out of
-    hooked = load_model(model, tokenizer=tiny_tokenizer())
-    prompts = make_prompts([Fact(f"Town {i}", "country", ("Norway",)) for i in range(6)], "Where is {subject}? <think>")
-    with pytest.warns(UserWarning, match="6 of 6 answers hold the model's thoughts"):
-        recall(hooked, prompts)
-    with pytest.warns(UserWarning, match="6 of 6 answers hold the model's thoughts"):
-        knowledge(hooked, prompts, forms=("question",))

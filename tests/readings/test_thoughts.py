@@ -1,0 +1,48 @@
+"""Thoughts before answers are counted in a warning."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+from tiny import tiny_model, tiny_prompts, tiny_tokenizer
+
+from attnbalance import Fact, knowledge, load_model, recall
+from attnbalance.data.prompts import make_prompts
+from attnbalance.readings.thoughts import warn_of_thoughts
+
+MARKS = ("<think>\n", "analysis", "[THINK]", "<seed:think>", "<|START_THINKING|>", "So it is.</think> ")
+
+
+def warned(prompt_end: str, *outputs: str) -> list[str]:
+    prompts = [replace(prompt, text=prompt.text + prompt_end) for prompt in tiny_prompts()[: len(outputs)]]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_thoughts(prompts, outputs)
+    return [str(warning.message).partition(" the model's thoughts")[0] for warning in caught]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_answers_that_hold_thoughts_are_counted(mark: str) -> None:
+    assert warned("", f"{mark}Okay, the user asks", "Paris") == ["1 of 2 answers hold"]
+
+
+def test_a_chat_template_may_begin_the_thoughts() -> None:
+    assert warned("<think>\n", "Okay, the user asks", "Paris") == ["2 of 2 answers hold"]
+    assert warned("<think>\n\n</think>\n", "Paris") == []
+
+
+def test_other_answers_are_not_spoken_of() -> None:
+    assert warned("", "Paris, I think", "analysis of it", "Who thought <b>so</b>?") == []
+
+
+def test_recall_and_knowledge_warn_of_thoughts() -> None:
+    model = tiny_model("llama")
+    model.config.max_position_embeddings = 512  # rotary positions have no table to run out of
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    prompts = make_prompts([Fact(f"Town {i}", "country", ("Norway",)) for i in range(6)], "Where is {subject}? <think>")
+    with pytest.warns(UserWarning, match="6 of 6 answers hold the model's thoughts"):
+        recall(hooked, prompts)
+    with pytest.warns(UserWarning, match="6 of 6 answers hold the model's thoughts"):
+        knowledge(hooked, prompts, forms=("question",))
