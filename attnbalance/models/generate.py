@@ -18,6 +18,7 @@ from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, HeadEdit, edited
 from attnbalance.models.shared_prefixes import read_on, with_prefixes
+from attnbalance.models.thoughts import warn_of_thoughts
 
 
 @dataclass(frozen=True)
@@ -94,17 +95,19 @@ def generate(
     check_vocabulary(model.model, torch.tensor([max(encoding.ids) for encoding in encodings]), model.name)
     if isinstance(edit, HeadEdit):
         edit.check(model)
-    settings, answers = _settings(model, sampling, first_line), [""] * len(encodings)
+    settings, answers, whole = _settings(model, sampling, first_line), [""] * len(encodings), [""] * len(encodings)
     with evaluating(model.model), _seeded(model, sampling), _bar(len(encodings), progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
-        whole = [(None, list(range(len(encodings))))]  # an edit changes what the cache would hold
-        for prefix, group in with_prefixes(model, sequences) if edit is None else whole:
+        together = [(None, list(range(len(encodings))))]  # an edit changes what the cache would hold
+        for prefix, group in with_prefixes(model, sequences) if edit is None else together:
             asked, own = [encodings[i] for i in group], [budgets[i] for i in group]
             for indices, batch in model.batches(asked, batch_size, budgets=own, alike=prefix is not None):
                 settings.max_new_tokens = max(own[j] for j in indices)
                 for j, new in zip(indices, _continuations(model, batch, settings, edit, prefix), strict=True):
                     answers[group[j]] = _text(model, new[: own[j]], first_line)  # others of the batch may have more
+                    whole[group[j]] = str(model.tokenizer.decode(new[: own[j]]))
                 bar.update(len(indices))
+    warn_of_thoughts(prompts, whole)
     return answers
 
 

@@ -24,7 +24,6 @@ from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes
 from attnbalance.readings.recall import answer_budgets, score
 from attnbalance.readings.scoring import WHOLE_WORDS, check_scoring, is_match
-from attnbalance.readings.thoughts import warn_of_thoughts
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import share_interval
 
@@ -207,9 +206,7 @@ class _Asking:
 
     def greedily(self, name: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:
         """The greedy answer to each prompt, kept under the pass's name."""
-        outputs = self._kept(name, PromptSet.of(prompts, self.model.tokenizer), None)
-        warn_of_thoughts(prompts, outputs)
-        return tuple(outputs)
+        return tuple(self._kept(name, PromptSet.of(prompts, self.model.tokenizer), None))
 
     def sampled(self, name: str, prompts: Sequence[Prompt], seed: int) -> list[bool]:
         """Whether any of `SAMPLES` sampled answers to each prompt is right."""

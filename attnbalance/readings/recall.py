@@ -24,7 +24,6 @@ from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit
 from attnbalance.readings.scoring import SCORINGS, WHOLE_WORDS, check_scoring, is_match
-from attnbalance.readings.thoughts import warn_of_thoughts
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import gain_interval, share_interval
 
@@ -279,5 +278,4 @@ def recall(
             )
         budgets = [max_new_tokens] * len(prompts)
     outputs = generate(model, prompts, max_new_tokens=budgets, batch_size=batch_size, edit=edit, progress=progress)
-    warn_of_thoughts(prompts, outputs)
     return score(prompts, outputs, shortcuts, scoring)

@@ -18,7 +18,7 @@ OPEN = re.compile(r"(<(\w+:)?think>|\[THINK\])\s*$")
 
 
 def warn_of_thoughts(prompts: Sequence[Prompt], outputs: Sequence[str]) -> None:
-    """Warn of answers that hold a model's thoughts."""
+    """Warn of answers that hold a model's thoughts; `outputs` with their special tokens, which may mark these."""
     thinking = sum(
         bool(OPEN.search(prompt.text) or THOUGHTS.search(output))
         for prompt, output in zip(prompts, outputs, strict=True)
@@ -27,5 +27,5 @@ def warn_of_thoughts(prompts: Sequence[Prompt], outputs: Sequence[str]) -> None:
         warnings.warn(
             f"{thinking} of {len(outputs)} answers hold the model's thoughts (<think>), scored as its answer; ask "
             "without a chat template, or pass a tokenizer whose chat template leaves them out",
-            stacklevel=4,
+            stacklevel=3,
         )

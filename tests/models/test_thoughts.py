@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from tiny import tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import Fact, knowledge, load_model, recall
 from attnbalance.data.prompts import make_prompts
-from attnbalance.readings.thoughts import warn_of_thoughts
+from attnbalance.models.thoughts import warn_of_thoughts
 
 MARKS = ("<think>\n", "analysis", "[THINK]", "<seed:think>", "<|START_THINKING|>", "So it is.</think> ")
 
@@ -46,3 +47,17 @@ def test_recall_and_knowledge_warn_of_thoughts() -> None:
         recall(hooked, prompts)
     with pytest.warns(UserWarning, match="6 of 6 answers hold the model's thoughts"):
         knowledge(hooked, prompts, forms=("question",))
+
+
+def test_a_mark_that_is_a_special_token_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text of an answer leaves special tokens out."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]"]})
+    mark = tokenizer.convert_tokens_to_ids("[THINK]")
+    hooked = load_model(tiny_model("llama"), tokenizer=tokenizer)
+    answer = tokenizer("Okay", add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr(
+        sys.modules["attnbalance.models.generate"], "_continuations", lambda *_: [[mark, *answer], answer]
+    )
+    with pytest.warns(UserWarning, match="1 of 2 answers hold the model's thoughts"):
+        assert recall(hooked, tiny_prompts()[:2]).outputs == ("Okay", "Okay")
