@@ -43,6 +43,8 @@ def completion_rates(
         return {}
     different = list({id(example): example for example in examples}.values())
     new = [i for i, example in enumerate(different) if REPLAYED not in example.targets]
+    if not new:
+        return {}
     drawn = sorted(random.Random(seed).sample(new, min(ASKED, len(new))))  # noqa: S311
     model, rates = BaseModel(base, batch_size, seed, best=chosen_forms(different)), dict[str, float]()
     with without_adapters(base.model):

@@ -44,17 +44,24 @@ class HeadEdit:
     Attributes:
         make: The edit.
         heads: The heads that it edits; None: all of all layers.
+        layers: The layer numbers that the model must have; None: any.
     """
 
     make: Edit
     heads: Heads | None
+    layers: tuple[int, ...] | None = None
 
     def __call__(self, batch: PromptBatch) -> RowEdit:
         """What to do with the rows of a batch."""
         return self.make(batch)
 
     def check(self, model: HookedModel) -> None:
-        """Raise `DataError` for a layer that the model does not have."""
+        """Raise `DataError` for a layer that the model does not have, `ModelError` for a model of other layers."""
+        if self.layers is not None and tuple(model.layers) != self.layers:
+            raise ModelError(
+                f"expected a model of {len(self.layers)} attention layers, as the rows' source has, got {model.name} of "
+                f"{len(model.layers)}; name the layers to edit"
+            )
         unknown = sorted(set(self.heads or ()) - set(model.layers))
         if unknown:
             layers = ", ".join(map(str, model.layers))
@@ -175,7 +182,7 @@ def patch_rows(source: HookedModel, heads: Heads | None = None) -> HeadEdit:
         with torch.no_grad():
             return rows_of(source, source.rows(batch), heads)
 
-    result = HeadEdit(edit, heads)
+    result = HeadEdit(edit, heads, tuple(source.layers) if heads is None else None)
     result.check(source)
     return result
 

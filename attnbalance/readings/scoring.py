@@ -27,8 +27,6 @@ APPENDED = re.compile("[™℠®©¹²³⁰-⁹]+")
 """Signs and raised digits that follow a word without belonging to it."""
 EXPONENT = re.compile("(?<=[0-9])(?<![0-9]{4})⁺?(⁻?[¹²³⁰-⁹]+)")
 """A raised number after a number of up to three digits; after a longer one, such as a year, it is a footnote."""
-UNIT = re.compile(r"(?<=[^\W\d_])\^\{?[+-]?\d+\}?")
-"""An exponent of a unit or a letter, "km^2", which is no number of its own, nor is "km²"."""
 POWER = re.compile(r"(?<=\d)(?<![0-9]{4})(?:\^\{?\+?(-?\d+)\}?|\*\*(\d+))")
 """An exponent as it is typed: "10^5", "10^{-5}", "10**5". The asterisks of "**1879**-1955" are bold type."""
 FRACTION = re.compile(r"(\d)([¼-¾⅐-⅞])")
@@ -150,5 +148,5 @@ def _without_marks(text: str) -> str:
     """The text without invisible characters; "Paris¹", "1½" and "14.3.1879" become separate words."""
     visible = "".join(character for character in text.translate(PLAIN) if unicodedata.category(character) != "Cf")
     powers = EXPONENT.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[1]).translate(PLAIN), visible)
-    plain = POWER.sub(lambda typed: f"^{typed[1] or typed[2]}", UNIT.sub(" ", APPENDED.sub(" ", powers)))
+    plain = POWER.sub(lambda typed: f"^{typed[1] or typed[2]}", APPENDED.sub(" ", powers))
     return DATE.sub(r"\1 \2 \3", FRACTION.sub(r"\1 \2", plain))

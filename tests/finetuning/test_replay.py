@@ -121,6 +121,8 @@ def test_what_the_base_completes_is_counted_without_replayed_facts() -> None:
     hooked = load_model(tiny_model("llama"), tokenizer=tokenizer)
     rates = completion_rates(examples, parse_objective("kl(question)"), hooked)
     new = [fact.answer for fact in facts if fact.relation.endswith("1")]
+    replayed = [example for example in examples if REPLAYED in example.targets]
+    assert completion_rates(replayed, parse_objective("kl(question)"), hooked) == {}
     assert rates == {"question": 0.0, CONSTANT: max(map(new.count, new)) / len(new)}
 
 

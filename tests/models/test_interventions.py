@@ -300,6 +300,15 @@ def test_heads_that_are_no_numbers_are_refused(heads: Any) -> None:
             make({0: heads})
 
 
+def test_rows_of_a_deeper_source_are_taken_only_by_layers_that_are_named() -> None:
+    model, source, asked = hooked("llama"), hooked("llama", num_hidden_layers=4), {"max_new_tokens": 1, "batch_size": 9}
+    with pytest.raises(
+        ModelError, match="expected a model of 4 attention layers, as the rows' source has, got .* of 2"
+    ):
+        generate(model, tiny_prompts(), **asked, edit=patch_rows(source))
+    assert generate(model, tiny_prompts(), **asked, edit=patch_rows(source, {1: None}))
+
+
 def test_a_layer_without_named_heads_is_edited_whole() -> None:
     row = torch.softmax(torch.randn(9, 4, BATCH.input_ids.shape[1], generator=torch.Generator().manual_seed(0)), -1)
     whole, named = (boost_attention(ALPHA, heads={0: heads})(BATCH) for heads in (None, range(4)))
