@@ -59,8 +59,8 @@ class HeadEdit:
         """Raise `DataError` for a layer that the model does not have, `ModelError` for a model of other layers."""
         if self.layers is not None and tuple(model.layers) != self.layers:
             raise ModelError(
-                f"expected a model of {len(self.layers)} attention layers, as the rows' source has, got {model.name} of "
-                f"{len(model.layers)}; name the layers to edit"
+                f"expected a model of {len(self.layers)} attention layers, as the rows' source has, got {model.name} "
+                f"of {len(model.layers)}; name the layers to edit"
             )
         unknown = sorted(set(self.heads or ()) - set(model.layers))
         if unknown:
