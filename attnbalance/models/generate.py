@@ -53,7 +53,7 @@ def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
         base.generation_config = own
 
 
-def _stops(model: HookedModel) -> list[int]:
+def stop_ids(model: HookedModel) -> list[int]:
     """The ids that end an answer: the model's own, and the tokenizer's end of sequence, which finetuning teaches."""
     own = getattr(base_of(model.model).generation_config, "eos_token_id", None)
     ids = [*(own if isinstance(own, list) else [own]), model.tokenizer.eos_token_id]
@@ -139,7 +139,7 @@ def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
 
 def _settings(model: HookedModel, sampling: Sampling | None, first_line: bool) -> GenerationConfig:
     """How tokens are chosen, and which of them end an answer."""
-    stops = {*_stops(model), *(model.line_breaks if first_line else ())}
+    stops = {*stop_ids(model), *(model.line_breaks if first_line else ())}
     drawn: dict[str, object] = {"do_sample": False}
     if sampling is not None:
         drawn = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
@@ -165,7 +165,7 @@ def _continuations(
 
 def _text(model: HookedModel, ids: list[int], first_line: bool) -> str:
     """An answer's text, up to its end. A token may hold the end of a line and the beginning of the break."""
-    stops = _stops(model)
+    stops = stop_ids(model)
     end = next((index for index, token in enumerate(ids) if token in stops), len(ids))
     text = str(model.tokenizer.decode(ids[:end], skip_special_tokens=True))
     return text.partition("\n")[0] if first_line else text

@@ -104,6 +104,17 @@ def _check_file(reader: GGUFReader, file: Path) -> None:
             f"{file} scales its rotary positions by {scaling!r}, which transformers does not read from GGUF; load the "
             "checkpoint that the file was made from"
         )
+    gemma = str(architecture).startswith("gemma")  # its tokenizer in transformers puts no space before a text
+    if (
+        keys.get("tokenizer.ggml.model") == "llama"
+        and keys.get("tokenizer.ggml.add_space_prefix") is False
+        and not gemma
+    ):
+        warnings.warn(
+            f"{file} puts no space before a text (add_space_prefix), but transformers' tokenizer does: the first token "
+            "differs; pass the original tokenizer as `tokenizer`",
+            stacklevel=4,
+        )
     split = keys.get("tokenizer.ggml.pre")
     if keys.get("tokenizer.ggml.model") == "gpt2" and split not in _known_splits():
         warnings.warn(

@@ -162,14 +162,19 @@ class HookedModel:
 def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> HookedModel:
     """Put our attention function into a model and check it; falls back to eager attention, with a warning.
 
-    Raises `ModelError` for a model that is not a causal language model, for an adapter that lengthens the input, and
-    for rows that differ from eager attention.
+    Raises `ModelError` for a model that is not a causal language model, for an adapter that lengthens the input or
+    works only behind some tokens, and for rows that differ from eager attention.
     """
     for config in getattr(model, "peft_config", {}).values():
         if config.is_prompt_learning:
             raise ModelError(
                 f"{name} has an adapter of type {config.peft_type.value}, which puts tokens before the prompt; only "
                 "adapters that change weights (such as LoRA) can be read"
+            )
+        if getattr(config, "alora_invocation_tokens", None):
+            raise ModelError(
+                f"{name} has an activated LoRA (alora_invocation_tokens), which works only behind its invocation "
+                "tokens; its answers and rows would be those of two models"
             )
     base = base_of(model)
     if base.config.is_encoder_decoder:

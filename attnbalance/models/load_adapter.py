@@ -98,6 +98,11 @@ def check_adapter(adapter: str) -> str | None:
             f"adapter {adapter} is of type {config.peft_type}, which puts tokens before the prompt; only adapters "
             "that change weights (such as LoRA) can be read"
         )
+    if getattr(config, "alora_invocation_tokens", None):
+        raise ModelError(
+            f"adapter {adapter} is an activated LoRA (alora_invocation_tokens), which works only behind its invocation "
+            "tokens; it cannot be read"
+        )
     start = str(getattr(config, "init_lora_weights", ""))
     if start.startswith("pissa_niter"):
         raise ModelError(

@@ -19,7 +19,7 @@ from attnbalance.files.outputs import read_saved, write_saved
 from attnbalance.models.config_changes import settings_of
 from attnbalance.models.fingerprint import adapters_fingerprint, fingerprint
 from attnbalance.models.forward import base_of
-from attnbalance.models.generate import Sampling, generate
+from attnbalance.models.generate import Sampling, generate, stop_ids
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes
 from attnbalance.readings.recall import answer_budgets, score
@@ -228,7 +228,8 @@ class _Asking:
         if self.work is None:
             return self._answers(name, prompts, sampling)
         ids, budgets = [encoding.ids for encoding in prompts.encodings], answer_budgets(prompts)
-        asked = json.dumps([self.model.name, self.weights, ids, budgets, str(sampling)])
+        stops = stop_ids(self.model)
+        asked = json.dumps([self.model.name, self.weights, ids, budgets, stops, str(sampling)])
         key, file = hashlib.sha256(asked.encode()).hexdigest(), self.work / f"{name}.json"
         saved = read_saved(file)
         if saved.get("asked") != key:

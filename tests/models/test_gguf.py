@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tempfile
 from collections.abc import Callable
@@ -236,6 +237,18 @@ def test_an_unknown_way_to_split_text_is_said(tmp_path: Path) -> None:
 
     path = write(llama(), tmp_path / "small.gguf", change=unknown_split)
     with pytest.warns(UserWarning, match="splits text by 'brand-new', which transformers does not know"):
+        as_safetensors(str(path))
+
+
+def test_a_text_that_begins_without_a_space_is_said(tmp_path: Path) -> None:
+    """The tiny vocabulary is no SentencePiece one: what else is wrong with the file is refused or not."""
+
+    def no_space(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["tokenizer.ggml.model"].value = "llama"
+        writer.add_add_space_prefix(False)
+
+    path = write(llama(), tmp_path / "small.gguf", change=no_space)
+    with pytest.warns(UserWarning, match="puts no space before a text"), contextlib.suppress(ModelError):
         as_safetensors(str(path))
 
 

@@ -159,6 +159,16 @@ def test_an_adapter_that_lengthens_the_prompt_is_refused(tmp_path: Path) -> None
         load_model(prefixed, tokenizer=tiny_tokenizer())  # pyright: ignore[reportArgumentType]
 
 
+def test_an_activated_adapter_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", alora_invocation_tokens=[5])  # pyright: ignore[reportArgumentType]
+    activated = get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(checkpoint), config)
+    with pytest.raises(ModelError, match="has an activated LoRA"):
+        load_model(activated, tokenizer=tiny_tokenizer())  # pyright: ignore[reportArgumentType]
+    activated.save_pretrained(tmp_path / "activated")
+    with pytest.raises(ModelError, match="is an activated LoRA"):
+        load_model(checkpoint, adapter=tmp_path / "activated")
+
+
 def test_an_adapter_whose_base_is_gone_or_unnamed_asks_for_it(adapter: Path, tmp_path: Path) -> None:
     lost = Path(shutil.copytree(adapter, tmp_path / "lost"))
     config = json.loads((lost / "adapter_config.json").read_text())

@@ -259,3 +259,11 @@ def test_another_tokenizer_or_configuration_is_asked_anew(script: Script, hooked
         knowledge(model, make_prompts(TOWNS), forms=(), work=tmp_path)
         counts.append(len(script.calls) - before)
     assert [bool(count) for count in counts] == [True, False, True, True]
+
+
+def test_another_end_of_sequence_is_asked_anew(script: Script, hooked: HookedModel, tmp_path: Path) -> None:
+    knowledge(hooked, make_prompts(TOWNS), forms=(), work=tmp_path)
+    calls = len(script.calls)
+    hooked.model.generation_config.eos_token_id = [2, 7]
+    knowledge(hooked, make_prompts(TOWNS), forms=(), work=tmp_path)
+    assert len(script.calls) == 2 * calls
