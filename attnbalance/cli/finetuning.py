@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -194,6 +195,7 @@ def finetune(
     about_replay = ""
     if replay is not None:
         others, unusable = _usable(load_facts(replay), make, skip_bad)
+        print(f"Asking {model} which facts of {replay} it knows; this may take minutes", file=sys.stderr)
         parts, about_replay = add_known(
             parts,
             others,

@@ -170,8 +170,9 @@ def test_an_empty_tokenizer_is_not_taken_for_the_models_own(llama_folder: Path) 
         load_limits(str(llama_folder), tokenizer="")
 
 
-def _save_other_tokenizer(folder: Path, part: str) -> None:
-    tokenizer = tiny_tokenizer("bos")
+def _with_tokenizer(adapter: Path, tmp_path: Path, part: str) -> Path:
+    """A copy of an adapter beside a tokenizer that differs from its base's in one part."""
+    folder, tokenizer = Path(shutil.copytree(adapter, tmp_path / "lora")), tiny_tokenizer("bos")
     if part == "chat template":
         tokenizer.chat_template = "{% for message in messages %}<|user|>{{ message['content'] }}{% endfor %}"
     elif part == "tokens":
@@ -179,14 +180,14 @@ def _save_other_tokenizer(folder: Path, part: str) -> None:
     elif part == "padding":
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.mark.parametrize("part", ["chat template", "tokens"])
 def test_an_adapters_other_tokenizer_is_named_and_not_used(
     part: str, adapter: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(adapter, tmp_path / "lora")
-    _save_other_tokenizer(folder, part)
+    folder = _with_tokenizer(adapter, tmp_path, part)
     with pytest.warns(UserWarning, match=f"tokenizer in .*lora gives other {part}; that of its base .* is used"):
         model = load_model(checkpoint, adapter=folder)
     assert (model.tokenizer.chat_template, len(model.tokenizer)) == (None, len(tiny_tokenizer("bos")))
@@ -197,11 +198,10 @@ def test_an_adapters_other_tokenizer_is_named_and_not_used(
 
 
 @pytest.mark.parametrize("part", ["nothing", "padding"])
-def test_an_adapters_copy_of_the_bases_tokenizer_is_not_spoken_of(
+def test_an_adapters_copy_of_the_bases_tokenizer_gives_no_warning(
     part: str, adapter: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(adapter, tmp_path / "lora")
-    _save_other_tokenizer(folder, part)
+    folder = _with_tokenizer(adapter, tmp_path, part)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load_model(checkpoint, adapter=folder)
