@@ -160,7 +160,7 @@ def making(comparison: Comparison) -> dict[str, object]:
     made = provenance()
     return {
         "n": len(prompts),
-        "n_subjects": len({prompt.fact.subject for prompt in prompts}),
+        "n_subjects": len({prompt.fact.composed_subject for prompt in prompts}),
         "relations": sorted({prompt.fact.relation for prompt in prompts}),
         "first": (first.text[:start], first.text[start:end], first.text[end:]),
         "dropped": dict(comparison.dropped),

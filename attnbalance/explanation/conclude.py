@@ -77,7 +77,7 @@ def _recall(comparison: Comparison, label: str) -> Recall:
 
 
 def _subjects(comparison: Comparison, indices: Sequence[int]) -> list[str]:
-    return [comparison.prompts[i].fact.subject for i in indices]
+    return [comparison.prompts[i].fact.composed_subject for i in indices]
 
 
 def _groups(before: Recall, after: Recall) -> dict[str, list[int]]:

@@ -18,7 +18,7 @@ from attnbalance.data.facts import Fact
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
 from attnbalance.data.tokens import Encoding
-from attnbalance.errors import BadRowsError, DataError
+from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.forward import check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.shared_prefixes import copies, with_prefixes
@@ -230,7 +230,8 @@ def answer_logits(
 
     Batches are those of `batches.batches`, in another order than the examples. A prefix that prompts share (few-shot
     examples) is read once, where the model's cache allows it. The model is in evaluation mode. Raises `BadRowsError`
-    for examples longer than the model's positions, and `DataError` for a batch size below 1.
+    for examples longer than the model's positions, `ModelError` for NaN logits, and `DataError` for a batch size below
+    1.
     """
     limit = model.max_positions or math.inf
     long = [(i, f"{len(example.ids)} tokens") for i, example in enumerate(examples) if len(example.ids) > limit]
@@ -264,4 +265,7 @@ def _labelled(
         batch |= {name: batch[name][:, read:] for name in batch if name != "attention_mask"}
     logits = model.model(**batch, **cached).logits
     positions = [(torch.tensor(example.labels) != IGNORED).nonzero()[:, 0] - 1 - read for example in examples]
-    return [logits[i, position.to(logits.device)].float() for i, position in enumerate(positions)]
+    labelled = [logits[i, position.to(logits.device)].float() for i, position in enumerate(positions)]
+    if any(bool(each.isnan().any()) for each in labelled):
+        raise ModelError(f'{model.name} gives NaN logits for answers; try `dtype="float32"`')
+    return labelled

@@ -112,7 +112,8 @@ def adapter_parameters(model: Module) -> set[int]:
     """The `id` of each parameter and buffer that adapters of any kind have added to a model, also in copied modules."""
     added: set[int] = set()
     for module in model.modules():
-        for name in getattr(module, "adapter_layer_names", ()):  # peft's layers and wrappers have it
+        # peft's layers and wrappers name their own parts, and those that layers share (VeRA's projections)
+        for name in (*getattr(module, "adapter_layer_names", ()), *getattr(module, "other_param_names", ())):
             part = getattr(module, name, None)
             for kind in ("parameters", "buffers"):
                 added |= {id(tensor) for tensor in getattr(part, kind, tuple)()}

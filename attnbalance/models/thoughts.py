@@ -8,12 +8,16 @@ from collections.abc import Sequence
 
 from attnbalance.data.prompts import Prompt
 
-THOUGHTS = re.compile(
-    r"</?(\w+:)?(think|thinking|thought|reasoning)>|\[/?THINK\]|<\|START_THINKING\|>|^analysis(?=[A-Z])"
-)
-"""What models put around their thoughts; gpt-oss says "analysis" before them."""
+NAME = r"(\w+:)?(think|thinking|thought|reasoning)"
+"""The name of a tag around thoughts."""
 
-OPEN = re.compile(r"(<(\w+:)?think>|\[THINK\])\s*$")
+OPENING = rf"<{NAME}>|\[THINK\]|<\|START_THINKING\|>"
+"""What models put before their thoughts."""
+
+THOUGHTS = re.compile(rf"{OPENING}|</{NAME}>|\[/THINK\]|<\|channel\|>|^analysis(?=[A-Z])")
+"""What models put around their thoughts; gpt-oss says "analysis" before them, and "final" before what follows them."""
+
+OPEN = re.compile(rf"({OPENING})\s*$")
 """The end of a prompt whose chat template has begun the thoughts."""
 
 
@@ -25,7 +29,8 @@ def warn_of_thoughts(prompts: Sequence[Prompt], outputs: Sequence[str]) -> None:
     )
     if thinking:
         warnings.warn(
-            f"{thinking} of {len(outputs)} answers hold the model's thoughts (<think>), scored as its answer; ask "
-            "without a chat template, or pass a tokenizer whose chat template leaves them out",
+            f"{thinking} of {len(outputs)} answers hold the model's thoughts or their marks (<think>, <|channel|>), "
+            "scored as its answer; ask without a chat template, or pass a tokenizer whose chat template leaves them "
+            "out",
             stacklevel=3,
         )

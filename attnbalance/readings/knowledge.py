@@ -125,7 +125,7 @@ class Knowledge:
         return sum(is_match(frequent[fact.relation][0], fact.answers) for fact in facts) / len(facts)
 
     def _share(self, hits: Sequence[bool]) -> Interval:
-        return share_interval(list(hits), [prompt.fact.subject for prompt in self.prompts])
+        return share_interval(list(hits), [prompt.fact.composed_subject for prompt in self.prompts])
 
 
 @expects(model=HookedModel, prompts=[Prompt], forms=[str], work=(Path, NoneType))

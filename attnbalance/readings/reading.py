@@ -57,7 +57,7 @@ class Reading:
         layers: tuple[int, ...],
     ) -> Reading:
         """What was measured of these prompts; the other arguments are the fields."""
-        ids, subjects = (prompt.prompt_id for prompt in prompts), (prompt.fact.subject for prompt in prompts)
+        ids, subjects = (prompt.prompt_id for prompt in prompts), (prompt.fact.composed_subject for prompt in prompts)
         return cls(name, unit, values, layers, tuple(ids), tuple(subjects))
 
     @property

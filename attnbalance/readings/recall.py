@@ -216,7 +216,7 @@ def score(
     ]
     return Recall(
         tuple(prompt.prompt_id for prompt in prompts),
-        tuple(prompt.fact.subject for prompt in prompts),
+        tuple(prompt.fact.composed_subject for prompt in prompts),
         tuple(prompt.fact.popularity for prompt in prompts),
         tuple(outputs),
         right,

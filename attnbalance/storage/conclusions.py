@@ -64,7 +64,7 @@ def conclude(
     prompts: the prompts that were read.
     seed: of the intervals.
     """
-    subjects = [prompt.fact.subject for prompt in prompts]
+    subjects = [prompt.fact.composed_subject for prompt in prompts]
     top = {}
     for k in TOP:
         share, control = (share_interval((rank <= k).tolist(), subjects) for rank in (ranks.rank, ranks.control))
@@ -83,7 +83,7 @@ def _with_popularity(reading: Reading, prompts: Sequence[Prompt], known: Sequenc
     """The correlation of a reading with popularity along layers, over the `known` prompts."""
     values = reading.values[list(known)].double().sum(-1).numpy()
     popularity = np.asarray([prompts[i].fact.popularity for i in known], float)
-    subjects = [prompts[i].fact.subject for i in known]
+    subjects = [prompts[i].fact.composed_subject for i in known]
     intervals = rank_correlations(values, popularity, subjects, simultaneous=True, seed=seed)
     mean, low, high = (tuple(getattr(interval, end) for interval in intervals) for end in ("mean", "low", "high"))
     return Curve(reading.name, "Spearman, popularity", reading.layers, mean, low, high, len(known))

@@ -14,7 +14,7 @@ from attnbalance.data.bpe_tokenizer import train_tokenizer
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import as_chat, encode
-from attnbalance.errors import ArgumentError, BadRowsError, DataError
+from attnbalance.errors import ArgumentError, BadRowsError, DataError, ModelError
 from attnbalance.finetuning.examples import (
     IGNORED,
     Example,
@@ -340,6 +340,15 @@ def test_answer_logits_do_not_depend_on_company_in_a_family_that_attends_otherwi
             expected = plain(input_ids=torch.tensor([examples[i].ids]), use_cache=False).logits
         # float32 sums in another order: 1e-5 of logits of 1 to 10; another rotation shows as 1e-2 to 1
         torch.testing.assert_close(logits, expected[0, examples[i].query : -1], atol=1e-4, rtol=1e-4)
+
+
+def test_logits_that_are_no_numbers_are_refused():
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    hooked, examples = hook(model, tokenizer, "tiny"), make_examples(OTHERS, tokenizer, "{subject} is a")
+    with torch.no_grad():
+        model.get_output_embeddings().weight[0] = math.nan  # after the check that hooking makes
+    with pytest.raises(ModelError, match=r'tiny gives NaN logits for answers; try `dtype="float32"`'):
+        list(answer_logits(hooked, examples, 4))
 
 
 def test_examples_longer_than_the_models_positions_are_shown():

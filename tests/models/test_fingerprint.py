@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import IA3Config, LoHaConfig, LoraConfig, PeftConfig, get_peft_model
+from peft import IA3Config, LoHaConfig, LoraConfig, PeftConfig, VeraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tiny import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM
@@ -86,6 +86,7 @@ def test_every_edited_head_row_column_and_weight_changes_the_fingerprint(dtype: 
         LoraConfig(target_modules=["q_proj"], use_dora=True, modules_to_save=["lm_head"], init_lora_weights=False),
         IA3Config(target_modules=["q_proj", "down_proj"], feedforward_modules=["down_proj"], init_ia3_weights=False),
         LoHaConfig(target_modules=["q_proj"], init_weights=False),
+        VeraConfig(target_modules=["q_proj", "v_proj"], r=4, init_weights=False),  # layers share its projections
     ],
 )
 def test_trained_adapters_of_any_kind_leave_the_fingerprint_and_change_their_own(config: PeftConfig) -> None:

@@ -13,7 +13,8 @@ from attnbalance import Fact, knowledge, load_model, recall
 from attnbalance.data.prompts import make_prompts
 from attnbalance.models.thoughts import warn_of_thoughts
 
-MARKS = ("<think>\n", "analysis", "[THINK]", "<seed:think>", "<|START_THINKING|>", "So it is.</think> ")
+MARKS = ("<think>\n", "[THINK]", "<seed:think>", "<|START_THINKING|>", "<thought>", "<reasoning>\n")
+OTHERS = ("analysis", "So it is.</think> ", "<|channel|>final<|message|>")
 
 
 def warned(prompt_end: str, *outputs: str) -> list[str]:
@@ -24,13 +25,14 @@ def warned(prompt_end: str, *outputs: str) -> list[str]:
     return [str(warning.message).partition(" the model's thoughts")[0] for warning in caught]
 
 
-@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("mark", [*MARKS, *OTHERS])
 def test_answers_that_hold_thoughts_are_counted(mark: str) -> None:
     assert warned("", f"{mark}Okay, the user asks", "Paris") == ["1 of 2 answers hold"]
 
 
-def test_a_chat_template_may_begin_the_thoughts() -> None:
-    assert warned("<think>\n", "Okay, the user asks", "Paris") == ["2 of 2 answers hold"]
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_chat_template_may_begin_the_thoughts(mark: str) -> None:
+    assert warned(mark, "Okay, the user asks", "Paris") == ["2 of 2 answers hold"]
     assert warned("<think>\n\n</think>\n", "Paris") == []
 
 

@@ -56,6 +56,11 @@ def test_both_scorings_are_kept_and_one_counts():
         score(make_prompts(facts), outputs, {}, "exact")
 
 
+def test_a_subject_is_one_cluster_however_its_accents_were_typed():
+    typed = [Fact("Zürich", "country", ("Peru",)), Fact("Zu\u0308rich", "sport", ("golf",))]
+    assert len(set(score(make_prompts(typed), ["Peru", "golf"], {}).subjects)) == 1
+
+
 def test_the_shortcut_is_scored_as_answers_are():
     prompts = make_prompts([Fact("A", "country", ("Peru",))])
     shortcuts = {"country": ("US",)}
