@@ -345,8 +345,10 @@ def test_answer_logits_do_not_depend_on_company_in_a_family_that_attends_otherwi
 def test_logits_that_are_no_numbers_are_refused():
     model, tokenizer = tiny_model("llama"), tiny_tokenizer()
     hooked, examples = hook(model, tokenizer, "tiny"), make_examples(OTHERS, tokenizer, "{subject} is a")
+    head = model.get_output_embeddings()
+    assert head is not None
     with torch.no_grad():
-        model.get_output_embeddings().weight[0] = math.nan  # after the check that hooking makes
+        head.weight[0] = math.nan  # after the check that hooking makes
     with pytest.raises(ModelError, match=r'tiny gives NaN logits for answers; try `dtype="float32"`'):
         list(answer_logits(hooked, examples, 4))
 
