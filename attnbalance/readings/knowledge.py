@@ -47,6 +47,7 @@ class Knowledge:
             since it would not change the category.
         chance: The control of `greedy`: the share of the same answers that are right about another fact of the
             relation, drawn at random. Answers that have nothing to do with the subject are as often right about it.
+        scoring: What makes an answer right, one of `SCORINGS`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -55,6 +56,7 @@ class Knowledge:
     greedy: tuple[float, ...]
     sampled: tuple[bool, ...]
     chance: tuple[float, ...]
+    scoring: str = WHOLE_WORDS
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -103,6 +105,7 @@ class Knowledge:
             tuple(self.greedy[i] for i in indices),
             tuple(self.sampled[i] for i in indices),
             tuple(self.chance[i] for i in indices),
+            self.scoring,
         )
 
     @property
@@ -122,7 +125,7 @@ class Knowledge:
         """The share of facts that accept their relation's most frequent answer: right without any knowledge."""
         facts = [prompt.fact for prompt in self.prompts]
         frequent = FactSet(tuple(facts)).most_frequent_answers()
-        return sum(is_match(frequent[fact.relation][0], fact.answers) for fact in facts) / len(facts)
+        return sum(is_match(frequent[fact.relation][0], fact.answers, self.scoring) for fact in facts) / len(facts)
 
     def _share(self, hits: Sequence[bool]) -> Interval:
         return share_interval(list(hits), [prompt.fact.composed_subject for prompt in self.prompts])
@@ -183,7 +186,7 @@ def knowledge(
         for i, hit in zip(left, hits, strict=True):
             sampled[i] = hit
     right = {form: ask.right(prompts, texts) for form, texts in outputs.items()}
-    return Knowledge(tuple(prompts), outputs, right, greedy, tuple(sampled), chance)
+    return Knowledge(tuple(prompts), outputs, right, greedy, tuple(sampled), chance, scoring)
 
 
 def _weights(model: HookedModel) -> str:

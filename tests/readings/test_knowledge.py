@@ -212,6 +212,18 @@ def test_the_constant_answer_is_right_where_it_is_accepted() -> None:
     assert made((0.0,) * 5, facts).constant() == 4 / 5
 
 
+def test_the_constant_answer_is_scored_as_answers_are(hooked: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [("United States of America",)] * 3 + [("Italy", "it")] * 2 + [("Canada", "ca")] * 2 + [("Peru",)]
+    facts = [Fact(f"Novel {i}", "country", accepted) for i, accepted in enumerate(answers)]
+    monkeypatch.setattr(module, "generate", lambda model, prompts, **how: [answers[0][0]] * len(prompts))
+    words, contained = (
+        knowledge(hooked, make_prompts(facts), scoring=scoring).of_relation("country")
+        for scoring in ("whole-words", "containment")
+    )
+    assert words.constant() == words.accuracy("question").mean == 3 / 8
+    assert contained.constant() == contained.accuracy("question").mean == 7 / 8  # un-it-ed, ameri-ca
+
+
 def test_without_forms_only_the_few_shot_question_is_asked(script: Script, hooked: HookedModel) -> None:
     known = knowledge(hooked, make_prompts(TOWNS), forms=())
     assert list(known.right) == ["few-shot"]
