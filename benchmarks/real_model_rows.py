@@ -38,6 +38,7 @@ from attnbalance.readings.drift import read_drift
 from attnbalance.readings.passes import passes
 from attnbalance.readings.recall import answer_budgets, score
 from attnbalance.statistics.intervals import Interval, mean_intervals
+from attnbalance.studies.controls import constant
 
 CONSTANT = "constant"
 """The row that gives every question its relation's most frequent training answer."""
@@ -197,10 +198,7 @@ class Trial:
     def _untrained(self, row: Row) -> dict[str, Any]:
         shortcuts = self.split.train.most_frequent_answers()
         if row.form == CONSTANT:
-            said, learned = (
-                [shortcuts.get(prompt.fact.relation, ("",))[0] for prompt in prompts]
-                for prompts in (self.heldout, self.train)
-            )
+            said, learned = (constant(prompts, shortcuts).outputs for prompts in (self.heldout, self.train))
             answers = Answers(said, said, learned, learned)
         else:
             heldout = self.heldout_said

@@ -10,10 +10,10 @@ from typing import Any
 from attnbalance.data.prompts import Prompt
 from attnbalance.files.outputs import replacing
 from attnbalance.readings.recall import Recall, score
-from attnbalance.readings.scoring import is_match
 from attnbalance.report.figures import label_style, make_axes, save, whiskers
 from attnbalance.report.wording import percent_interval
 from attnbalance.statistics.intervals import Interval, seed_interval
+from attnbalance.studies.controls import constant
 
 KEPT, LEARNED, DRIFT = "kept", "learned", "drift, nats a token"
 SECONDS = "seconds a step"
@@ -52,13 +52,12 @@ class Answers:
 def measure(before: Before, answers: Answers, shortcuts: Mapping[str, Sequence[str]]) -> dict[str, Interval | None]:
     """The shares of a row, with 95% intervals clustered by subject; None for a share of no facts.
 
-    "other answers" leaves out facts that accept their relation's most frequent training answer, which a guess gets
-    right; `shortcuts` holds that answer of each relation, in all its accepted forms.
+    "other answers" leaves out facts that accept the constant answer, which a guess gets right; `shortcuts` holds each
+    relation's most frequent training answer, in all its accepted forms.
     """
     asked, few_shot = (score(before.heldout, texts, shortcuts) for texts in (answers.heldout, answers.few_shot))
     trained, stated = (score(before.train, texts, shortcuts) for texts in (answers.train, answers.statement))
-    facts = [prompt.fact for prompt in before.heldout]
-    frequent = [is_match(shortcuts.get(fact.relation, ("",))[0], fact.answers) for fact in facts]
+    frequent = constant(before.heldout, shortcuts).correct
     others = [known and not guessed for known, guessed in zip(before.known, frequent, strict=True)]
     fifths = asked.by_quintile()
     return {

@@ -97,6 +97,7 @@ def accuracy(comparison: Comparison) -> dict[str, object]:
         "accuracy_labels": [label for label, _ in known],
         "accuracy_rows": list(zip(names, rates, paired, strict=True)),
         "shortcuts": [recall.shortcut_rate() for _, recall in known],
+        "without_shortcut": known[0][1].shortcut.count(None),
         "scoring": known[0][1].scoring,
         "otherwise": [(scoring, [recall.by(scoring).accuracy() for _, recall in known]) for scoring in SCORINGS],
         "tied": sum(known[0][1].tied()),

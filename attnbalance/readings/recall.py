@@ -46,7 +46,8 @@ class Recall:
         popularity: The facts' popularity, where known.
         outputs: The generated texts.
         right: For each of `SCORINGS`, whether the output contains an accepted answer (see `is_match`).
-        shortcut: Whether the output is wrong and contains the most frequent training answer of the prompt's relation.
+        shortcut: Whether the output is wrong and contains the most frequent training answer of the prompt's relation;
+            None for a relation that has none.
         scoring: The scoring that `correct`, and everything computed from it, uses.
     """
 
@@ -55,7 +56,7 @@ class Recall:
     popularity: tuple[float | None, ...]
     outputs: tuple[str, ...]
     right: Mapping[str, tuple[bool, ...]]
-    shortcut: tuple[bool, ...]
+    shortcut: tuple[bool | None, ...]
     scoring: str = WHOLE_WORDS
 
     def __post_init__(self) -> None:
@@ -70,7 +71,7 @@ class Recall:
     def from_json(cls, columns: Mapping[str, Any], path: Path) -> Recall:
         """The recall from its fields as JSON; raises `OutputError`, naming the file `path`, if they were changed."""
         texts = {name: [str] for name in ("prompt_ids", "subjects", "outputs")}
-        check_saved(path, columns, path, **texts, popularity=list, right=dict, shortcut=[bool], scoring=str)
+        check_saved(path, columns, path, **texts, popularity=list, right=dict, shortcut=list, scoring=str)
         check_saved(path, columns["right"], path, **{scoring: [bool] for scoring in SCORINGS})
         right = {scoring: tuple(column) for scoring, column in columns["right"].items()}
         lists = {name: tuple(columns[name]) for name in (*texts, "popularity", "shortcut")}
@@ -91,11 +92,18 @@ class Recall:
         return self._share(range(len(self.correct)))
 
     def shortcut_rate(self) -> Interval | None:
-        """The share of wrong answers that are the relation's most frequent training answer, if any are wrong."""
-        wrong = [i for i, right in enumerate(self.correct) if not right]
+        """The share of wrong answers that are the relation's most frequent training answer; None of no answers.
+
+        Wrong answers about a relation without a training answer are left out: the interval's `n` counts the others.
+        """
+        wrong = [
+            (said, subject)
+            for right, said, subject in zip(self.correct, self.shortcut, self.subjects, strict=True)
+            if not right and said is not None
+        ]
         if not wrong:
             return None
-        return share_interval([self.shortcut[i] for i in wrong], [self.subjects[i] for i in wrong])
+        return share_interval([said for said, _ in wrong], [subject for _, subject in wrong])
 
     def by_quintile(self) -> list[tuple[tuple[float, float], Interval]]:
         """((lowest, highest popularity), accuracy) of each fifth by known popularity, most popular first."""
@@ -206,12 +214,17 @@ def score(
     shortcuts: Mapping[str, Sequence[str]],
     scoring: str = WHOLE_WORDS,
 ) -> Recall:
-    """The recall of a model's outputs; `shortcuts`: each relation's most frequent training answer, in all its forms."""
+    """The recall of a model's outputs.
+
+    `shortcuts`: the most frequent training answer, in all its forms, of each relation that has one.
+    """
     check_scoring(scoring)
     pairs = list(zip(prompts, outputs, strict=True))
     right = {by: tuple(is_match(output, prompt.fact.answers, by) for prompt, output in pairs) for by in SCORINGS}
     shortcut = [
-        not correct and is_match(output, shortcuts.get(prompt.fact.relation, ()), scoring)
+        not correct and is_match(output, shortcuts[relation], scoring)
+        if (relation := prompt.fact.relation) in shortcuts
+        else None
         for correct, (prompt, output) in zip(right[scoring], pairs, strict=True)
     ]
     return Recall(

@@ -15,7 +15,7 @@ from attnbalance.report.figures import save
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FILTERS = ("share", "percent_interval", "points", "popularity", "nats", "percent_share", "stacked")
+FILTERS = ("share", "percent_interval", "points", "popularity", "nats", "percent_share", "questions", "stacked")
 """Functions of `wording` that templates use as filters."""
 
 

@@ -17,7 +17,7 @@ LABELS = ("facts", "base", "shuffled")
 of their relation, at random."""
 
 CONSTANT = "constant answer"
-"""The control that gives every question its relation's most frequent training answer."""
+"""The control that gives every question its relation's most frequent training answer (see `constant`)."""
 
 
 def untrained(form: str) -> str:
@@ -66,8 +66,14 @@ def _shuffled(seed: int) -> Callable[[FactSet], FactSet]:
 
 
 def constant(prompts: Sequence[Prompt], shortcuts: Mapping[str, Sequence[str]]) -> Recall:
-    """The recall of the control `CONSTANT`; `shortcuts`: each relation's most frequent training answer."""
-    return score(prompts, [shortcuts.get(prompt.fact.relation, ("",))[0] for prompt in prompts], shortcuts)
+    """The recall of the control `CONSTANT`.
+
+    `shortcuts` holds the most frequent training answer of each relation that has one. The questions of other relations
+    get the most frequent answer among their own facts.
+    """
+    asked = FactSet(tuple(prompt.fact for prompt in prompts)).most_frequent_answers()
+    answers = {**asked, **shortcuts}
+    return score(prompts, [answers[prompt.fact.relation][0] for prompt in prompts], shortcuts)
 
 
 def scored(answers: Recall, stated: Mapping[str, bool], trained: Recall | None = None) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class StudyRow:
     quintiles: accuracy on each fifth, from the most to the least popular.
     gain: accuracy minus that of plain finetuning on the same split and seeds.
     gap: share of the gap between the two splits of `GAP` that the method closes.
-    shortcut_rate: share of wrong answers that are the shortcut.
+    shortcut_rate: share of wrong answers that are the shortcut, among those about relations that are trained.
     attention: subject attention, mean over layers.
     new_facts: share of right answers among the training facts that the base does not complete.
     kept_facts: share of right answers among the training facts that the base completes.

@@ -19,9 +19,10 @@ still answered. Gap closed: the part of FT-Top minus FT-Bottom (plain finetuning
 interval). New facts: of the training facts that the base does not complete, the share that is answered. Drift:
 KL(base || model) on statements of the world, nats per token. Controls: "no training" asks the base itself, with a
 statement, with the question, or with the question after four answered ones; "constant answer" gives every question its
-relation's most frequent training answer, which looks up nothing. Intervals: 95%, Student's for the mean over seeds;
-with one seed over facts, by subject, if possible. A simulation on small models, unless the study names a
-model."""
+relation's most frequent training answer (or, without training facts, the questions' own most frequent answer), which
+looks up nothing. Shortcut rate: the share of wrong answers that are the relation's most frequent training answer, where
+there is one. Intervals: 95%, Student's for the mean over seeds; with one seed over facts, by subject, if possible. A
+simulation on small models, unless the study names a model."""
 
 HEAD = (
     "method",

@@ -118,6 +118,21 @@ def test_the_table_of_accuracies_holds_hand_counted_numbers(tmp_path):
     assert [cell.split(" ")[0] for cell in shortcut[2:4]] == ["50.0%", "50.0%"]
 
 
+def test_questions_without_a_shortcut_are_counted_and_left_out_of_its_rate(tmp_path):
+    made = a_comparison(ATTENTION, CORRECT)
+    recalls = [measured.recall for measured in made.measured]
+    measured = tuple(
+        replace(one, recall=replace(recall, shortcut=(True,) * 39 + (None,)))
+        for one, recall in zip(made.measured, recalls, strict=True)
+    )
+    page = _page(replace(made, measured=measured), tmp_path)
+    assert "It leaves out 1 question about relations without such an answer." in page.all_text
+    assert [cell.split(" ")[0] for cell in page.tables["accuracy"][-1][2:4]] == ["100.0%", "100.0%"]
+    nothing = tuple(replace(one, recall=replace(one.recall, shortcut=(None,) * 40)) for one in measured)
+    page = _page(replace(made, measured=nothing), tmp_path)
+    assert page.tables["accuracy"][-1][2:4] == ["none to count"] * 2
+
+
 def test_the_rows_of_examples_stand_over_their_tokens(tmp_path):
     made = a_comparison(ATTENTION, CORRECT)
     page = _page(made, tmp_path)

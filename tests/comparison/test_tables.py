@@ -38,6 +38,7 @@ def test_recall_json_holds_hand_counted_accuracies():
     [top] = recall_json(MADE)
     assert (top["label"], top["accuracy"], top["n"], top["wrong"]) == ("top", 0.75, 40, 10)
     assert top["shortcut_rate"] == 0.5  # wrong are 30, ..., 39; the even ones are the shortcut
+    assert top["shortcut_n"] == 10
     assert [part["accuracy"] for part in top["by_popularity"]] == [1, 1, 1, 0.75, 0]
     assert [
         (part["quintile"], part["popularity_high"], part["popularity_low"], part["n"]) for part in top["by_popularity"]
@@ -68,6 +69,7 @@ def test_recall_json_holds_both_scorings_and_the_ties_across_fifths():
 def test_recall_json_without_wrong_answers_or_popularity_has_no_rate_and_no_fifths():
     [all_right] = recall_json(a_comparison(ATTENTION, {"top": [True] * 40}, popular=False))
     assert all_right["shortcut_rate"] is None
+    assert all_right["shortcut_n"] == 0
     assert all_right["by_popularity"] == []
 
 

@@ -35,12 +35,12 @@ def test_scoring_tells_right_answers_from_the_shortcut():
     prompts = make_prompts([*facts, Fact("D", "sport", ("golf",))])
     found = score(prompts, ["usa", "It is the USA", "France", "soccer"], {"country": ["USA", "United States"]})
     assert found.correct == (True, False, False, False)
-    assert found.shortcut == (False, True, False, False)  # a right answer is no shortcut; sport has none
+    assert found.shortcut == (False, True, False, None)  # a right answer is no shortcut; sport has none
     assert found.popularity == (3.0, 2.0, None, None)
     assert found.prompt_ids == tuple(prompt.prompt_id for prompt in prompts)
     rate = found.shortcut_rate()
     assert rate is not None
-    assert (rate.mean, rate.n) == (pytest.approx(1 / 3), 3)
+    assert (rate.mean, rate.n) == (0.5, 2)
 
 
 def test_both_scorings_are_kept_and_one_counts():
@@ -68,8 +68,9 @@ def test_the_shortcut_is_scored_as_answers_are():
     assert score(prompts, ["Australia"], shortcuts, CONTAINMENT).shortcut == (True,)
 
 
-def test_without_wrong_answers_there_is_no_shortcut_rate():
+def test_without_wrong_answers_of_a_trained_relation_there_is_no_shortcut_rate():
     assert _recall([True, True]).shortcut_rate() is None
+    assert _recall([True, False], shortcut=[False, None]).shortcut_rate() is None
 
 
 def test_fifths_go_from_the_most_popular_down_and_leave_the_unknown_out():

@@ -53,11 +53,19 @@ def test_the_facts_own_answers_are_no_other_split() -> None:
 
 
 def test_a_constant_answer_is_right_where_it_is_accepted() -> None:
-    facts = [Fact("a", "country", ("USA", "US")), Fact("b", "country", ("Peru",)), Fact("c", "sport", ("golf",))]
+    facts = [Fact("a", "country", ("USA", "US")), Fact("b", "country", ("Peru",))]
     scores = constant(make_prompts(facts), {"country": ("US", "USA")})
-    assert scores.outputs == ("US", "US", "")
-    assert scores.correct == (True, False, False)
-    assert scores.shortcut == (False, True, False)
+    assert scores.outputs == ("US", "US")
+    assert scores.correct == (True, False)
+    assert scores.shortcut == (False, True)
+
+
+def test_of_a_relation_that_is_not_trained_the_constant_answer_is_the_most_frequent_one() -> None:
+    facts = [Fact("a", "country", ("Peru",)), *(Fact(name, "sport", ("golf",)) for name in "bc")]
+    scores = constant(make_prompts([*facts, Fact("d", "sport", ("chess",))]), {"country": ("US",)})
+    assert scores.outputs == ("US", "golf", "golf", "golf")
+    assert scores.correct == (False, True, True, False)
+    assert scores.shortcut == (True, None, None, None)
 
 
 def test_scores_are_counted_by_what_the_base_completes() -> None:
