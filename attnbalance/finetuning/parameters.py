@@ -199,17 +199,19 @@ def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | i
     They are ordinary adapters, scaled by `alpha` / `rank`: W + B A. If only some outputs of a layer are chosen, the
     other rows of B stay zero; if only some inputs (heads of o), the other columns of A: pass the returned
     `FrozenWeights` to the trainer, which keeps them zero. Biases and norms are not trained. `all` stands for every
-    linear layer but the output's. Raises `DataError` if no linear layer is chosen, `ModelError` if the chosen entries
-    of a layer are not some rows x some columns.
+    linear layer but the output's. Raises `DataError` if no linear layer is chosen, or experts that share one tensor;
+    `ModelError` if the chosen entries of a layer are not some rows x some columns.
     """
     from peft import LoraConfig, get_peft_model
 
     names = [name.removesuffix(".weight") for name in chosen.masks if name.endswith(".weight")]
     linear = {name: layer for name in names if isinstance(layer := model.get_submodule(name), nn.Linear | Conv1D)}
-    if not linear:
+    experts = [name for name in chosen.masks if model.get_parameter(name).dim() > 2]
+    if not linear or (experts and chosen.numbers < chosen.total):
         raise DataError(
-            f"LoRA adapts the weights of linear layers, and {chosen.text!r} chooses none in {type(model).__name__}; "
-            "choose another part, or train without LoRA"
+            f"LoRA adapts the weights of linear layers, and {chosen.text!r} chooses "
+            f"{f'others too ({experts[0]})' if linear else 'none'} in {type(model).__name__}; "
+            "choose other parts, or train without LoRA (`lora_rank=0`)"
         )
     factors = {
         name: _rows_and_columns(mask.T if isinstance(layer, Conv1D) else mask, name)
@@ -233,8 +235,7 @@ def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | i
 
 def _region(piece: str, text: str) -> Region:
     """Layers, or heads of a layer."""
-    match = REGION.fullmatch(piece)
-    if match:
+    if match := REGION.fullmatch(piece):
         layer, first, last = match.groups()
         chosen = range(int(first), int(last or first) + 1)
         if len(chosen):

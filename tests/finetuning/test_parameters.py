@@ -278,6 +278,10 @@ def test_lora_is_refused_where_it_cannot_do_what_is_asked() -> None:
     model = uneven("gpt_oss")  # experts in one tensor, and no linear layer in the MLP
     with pytest.raises(DataError, match=r"'mlp' chooses none in GptOssForCausalLM"):
         add_lora(model, select_weights(model, "mlp"), 2, 4)
+    experts = r"others too \(model\.layers\.0\.mlp\.experts\.gate_up_proj\) in GptOss.*`lora_rank=0`"
+    for text in ("attention+mlp", "all@0"):
+        with pytest.raises(DataError, match=experts):
+            add_lora(model, select_weights(model, text), 2, 4)
     model, name = uneven("llama"), "model.layers.0.self_attn.q_proj.weight"
     diagonal = Chosen("some", {name: torch.eye(32, dtype=torch.bool)}, 32, 1000)
     with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj: the chosen entries are not"):
