@@ -38,7 +38,8 @@ def headline(comparison: Comparison) -> str:
     """The answer in one sentence: who is more accurate, who attends more to the subject and where, and do they agree?
 
     The sentence is about the first reading. Accuracy is that on the most popular fifth of questions, or on all if
-    popularity is not known or does not tell that fifth from the others. A difference is claimed only if its interval
+    popularity is not known or does not tell that fifth from the others. A difference over all questions that the fifth
+    does not show, or in which the other model is ahead, is added. A difference is claimed only if its interval
     excludes zero; one in accuracy only if the exact McNemar test also has p < 0.05 (see `PairedAccuracy.differs`). The
     theory (Ghosal et al. 2024, Section 4) predicts that the less accurate model of a pair also attends less to the
     subject; the sentence says whether it does, does not, or does the opposite. Without a pair it says where each model
@@ -163,11 +164,13 @@ def _accuracy_clause(comparison: Comparison, a: str, b: str) -> _Clause:
 
 
 def _overall(comparison: Comparison, accuracy: _Clause) -> str:
-    """A difference over all questions that the most popular fifth does not show; empty if there is none."""
+    """A difference over all questions that the most popular fifth does not show, or turned round; empty if none."""
     paired = comparison.accuracy_difference(*comparison.pair) if comparison.pair else None
-    if accuracy.kind == "apart" or paired is None or not paired.differs or comparison.pair is None:
+    if paired is None or not paired.differs or comparison.pair is None:
         return ""
     a, b = comparison.pair if paired.interval.mean > 0 else comparison.pair[::-1]
+    if accuracy.kind == "apart" and accuracy.higher == a:
+        return ""
     change = points(paired.interval, 1 if paired.interval.mean > 0 else -1)
     return f"; over all questions {a} answers more right than {b} ({change}, p = {paired.p_value:.2g})"
 

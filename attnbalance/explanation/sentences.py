@@ -36,7 +36,8 @@ def cause_sentence(explanation: Explanation) -> str:
     """Which weights caused the change of the right answer's margin; see `headline`.
 
     If that change is not sure, the sentence says so, and the change of all questions, or else of those lost, follows if
-    it is sure. Settings that differ between the two configurations are named at the end.
+    it is sure. That of all questions also follows if it surely has the other sign. Settings that differ between the two
+    configurations are named at the end.
     """
     return _change(explanation) + _settings(explanation)
 
@@ -56,9 +57,10 @@ def _settings(explanation: Explanation) -> str:
 def _change(explanation: Explanation) -> str:
     groups = explanation.groups
     name = "fifth 1" if "fifth 1" in groups and not math.isnan(groups["fifth 1"].total.low) else "all"
-    total, where = groups[name].total, group_name(name)
+    total, overall, where = groups[name].total, groups["all"].total, group_name(name)
     if total.excludes_zero:
-        return _causes(groups[name], where)
+        text, opposite = _causes(groups[name], where), overall.excludes_zero and overall.mean * total.mean < 0
+        return f"{text} {_causes(groups['all'], group_name('all'))}" if opposite else text
     if math.isnan(total.low):
         return f"The right answer's margin changes by {total.mean:+.2f} nats on {where} ({wording.FEW}: no interval)."
     text = f"On {where} the right answer's margin does not change measurably ({wording.nats(total)} nats)."

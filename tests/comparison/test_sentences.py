@@ -35,6 +35,18 @@ def test_lower_accuracy_with_lower_attention_is_what_the_theory_predicts():
     assert text.endswith("(40 questions in all).")
 
 
+def test_all_questions_that_say_the_opposite_of_the_most_popular_fifth_are_not_left_out():
+    popular = [i < N // 5 for i in range(N)]
+    correct = {"top": popular, "bottom": [not right for right in popular]}
+    for pair in (("top", "bottom"), ("bottom", "top")):
+        text = headline(a_comparison(LESS, correct, pair=pair))
+        assert text.startswith(
+            "top answers 100.0% of the most popular fifth of questions right against bottom's 0.0% ("
+        )
+        assert "; over all questions bottom answers more right than top (+60.0 points [" in text
+        assert text.endswith("p = 0.00018).")  # 32 against 8: 2 * sum(comb(40, k) for k in range(9)) / 2 ** 40
+
+
 def test_the_order_of_the_pair_does_not_change_who_is_said_to_be_ahead():
     there, back = a_comparison(LESS, APART), a_comparison(LESS, APART, pair=("bottom", "top"))
     before, after = headline(there).split("difference"), headline(back).split("difference")

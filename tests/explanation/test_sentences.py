@@ -55,6 +55,15 @@ def test_without_popularity_the_change_is_that_of_all_questions():
     assert cause_sentence(an_explanation(a_change(-1.0, 0.0), popular=False)).startswith("On all questions the right")
 
 
+def test_a_change_of_all_questions_that_is_opposite_to_that_of_the_most_popular_fifth_is_said():
+    change = a_change(2.0, 0.5)
+    parts = {name: torch.where(torch.arange(N) < N // 5, -part, part) for name, part in change.parts.items()}
+    text = cause_sentence(an_explanation(replace(change, parts=parts, after=change.before + sum(parts.values()))))
+    assert text.startswith("On the most popular fifth the right answer's margin falls by 2.5")
+    assert " On all questions the right answer's margin rises by 1.5" in text  # 0.8 * 2.5 - 0.2 * 2.5
+    assert "On all questions" not in cause_sentence(an_explanation(change))
+
+
 def test_shares_of_a_change_that_is_not_sure_are_not_given():
     assert percent_share(an_explanation(a_change(0.0, 0.0)).groups["all"].shares["qk"]) == "?"
 
