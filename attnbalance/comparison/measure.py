@@ -52,13 +52,13 @@ def _read_subject_attention(
 def _about_subject_attention(reduce: str) -> str:
     reductions = {
         "max": "in each head the largest attention probability on any one of them",
+        "max-of-mean": "in each layer the largest attention probability, averaged over heads, on any one of them",
         "sum": "in each head the sum of the attention probabilities on all of them",
     }
-    reduction = reductions.get(reduce, f"in each head the attention probabilities on them reduced by “{reduce}”")
     return (
         "how much the last token of the prompt, from which the answer is given, attends to the subject's tokens: "
-        f"{reduction}, from 0 to 1. A model that looks away from the subject can still guess what kind of answer is "
-        "wanted, but not which one."
+        f"{reductions[reduce]}, from 0 to 1. A model that looks away from the subject can still guess what kind of "
+        "answer is wanted, but not which one."
     )
 
 

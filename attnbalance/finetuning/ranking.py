@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from types import NoneType
 
@@ -90,7 +91,14 @@ def score_prompts(
     if by == "relevance":
         values = read_relevance(model, prompts, among=among, batch_size=batch_size).push.values
     else:
-        answer_tokens = make_answer_tokens([*prompts, *among], model.tokenizer).at(range(len(prompts)))
+        answer_tokens = make_answer_tokens([*prompts, *among], model.tokenizer)
+        if answer_tokens.ambiguous:
+            warnings.warn(
+                f"salience compares one token of each answer: {answer_tokens.ambiguous} of {len(answer_tokens)} "
+                "answers begin with the same token as a wrong answer, and are not told from it",
+                stacklevel=2,
+            )
+        answer_tokens = answer_tokens.at(range(len(prompts)))
         check_tokens(answer_tokens, model.model, model.name)
         values = read_direct_attribution(bridge_of(model), answer_tokens, batch_size=batch_size).value_salience().values
     return values.double().sum((1, 2)).tolist()

@@ -130,9 +130,10 @@ def boost_attention(alpha: float, span: Span | None = None, heads: Heads | None 
     """Add log(alpha) to the scores of a span's keys (default: the subject's) at the last query.
 
     `heads` names the heads to edit by layer number (None: all of the layer's); by default all of all layers. alpha 1
-    changes nothing, to the last bit. Since softmax(z + log w) is row * w over its sum, the row alone is enough, and a
-    head's attention sink keeps its part: row * w / (sum of row * w + 1 - sum of row). Differentiable. Raises
-    `DataError` for an alpha out of bounds, and for heads that a layer does not have.
+    changes nothing in a forward pass, to the last bit; answers of 16-bit models may still differ, since only unedited
+    ones read a prefix that prompts share once. Since softmax(z + log w) is row * w over its sum, the row alone is
+    enough, and a head's attention sink keeps its part: row * w / (sum of row * w + 1 - sum of row). Differentiable.
+    Raises `DataError` for an alpha out of bounds, and for heads that a layer does not have.
     """
     if not 0 < alpha <= LARGEST:
         raise DataError(f"alpha must be > 0 and at most {LARGEST:.0e}, got {alpha}")

@@ -26,7 +26,8 @@ class AttentionRows:
 
     Attributes:
         values: The probabilities, float32, on the CPU. Token j of a prompt is at position j; positions after its last
-            token hold 0. A row sums to 1 (less in models with attention sinks).
+            token hold 0. A row sums to 1 (less in models with attention sinks). Families read through eager attention
+            compute them in the model's own precision.
         spans: The tokens of each role.
         tokens: Each prompt's tokens as text.
         layers: The model's layer numbers.

@@ -85,7 +85,7 @@ def _read(spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings,
     ranks = read_readout_ranks(bridged, answer_tokens, batch_size=settings.batch_size, seed=settings.seed)
     del bridged, model
     gc.collect()
-    return conclude(spec.label, readings, ranks, prompts, settings.seed)
+    return conclude(spec.label, readings, ranks, prompts, answer_tokens.ambiguous, settings.seed)
 
 
 def _write(models: Sequence[Salience], prompts: Sequence[Prompt], folder: Path) -> None:
@@ -106,7 +106,7 @@ def _as_json(model: Salience) -> dict[str, object]:
         str(k): {"stored": share.share.as_dict(), "control": share.control.as_dict(), "chance": share.chance}
         for k, share in model.top.items()
     }
-    return {"label": model.label, "readings": readings, "stored_among_first": top}
+    return {"label": model.label, "readings": readings, "stored_among_first": top, "ambiguous": model.ambiguous}
 
 
 def _intervals(curve: Curve) -> list[dict[str, float | int | None]]:

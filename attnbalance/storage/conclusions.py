@@ -44,6 +44,7 @@ class Salience:
         popularity: For each reading, Spearman's correlation of each layer's sum over heads with popularity, over
             prompts with known popularity. The intervals hold for all layers together. None if no popularity is known.
         top: The share of answers for each of `TOP`.
+        ambiguous: Number of prompts whose answer has the same token as a wrong answer (see `AnswerTokens`).
     """
 
     label: str
@@ -51,10 +52,16 @@ class Salience:
     curves: tuple[Curve, ...]
     popularity: tuple[Curve, ...] | None
     top: Mapping[int, TopShare]
+    ambiguous: int
 
 
 def conclude(
-    label: str, readings: Sequence[Reading], ranks: ReadoutRanks, prompts: Sequence[Prompt], seed: int
+    label: str,
+    readings: Sequence[Reading],
+    ranks: ReadoutRanks,
+    prompts: Sequence[Prompt],
+    ambiguous: int,
+    seed: int,
 ) -> Salience:
     """Compute everything that is said of one model's salience.
 
@@ -62,6 +69,7 @@ def conclude(
     readings: its readings, value salience in context first.
     ranks: its readout ranks.
     prompts: the prompts that were read.
+    ambiguous: number of prompts whose answer has the same token as a wrong answer.
     seed: of the intervals.
     """
     subjects = [prompt.fact.composed_subject for prompt in prompts]
@@ -76,6 +84,7 @@ def conclude(
         tuple(layer_curve(reading, seed=seed) for reading in readings),
         tuple(_with_popularity(reading, prompts, known, seed) for reading in readings) if known else None,
         top,
+        ambiguous,
     )
 
 

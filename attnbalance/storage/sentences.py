@@ -10,7 +10,16 @@ from attnbalance.storage.conclusions import TOP, Salience
 
 
 def answer(salience: Salience) -> str:
-    """The share of answers with a low readout rank, and how value salience in context varies with popularity."""
+    """The share of answers with a low readout rank, and how value salience in context varies with popularity.
+
+    Answers that begin with the same token as a wrong answer are counted, for that token is what is read.
+    """
+    alike, n = salience.ambiguous, salience.top[TOP[-1]].share.n
+    note = f" {alike:,} of {n:,} answers begin with the same token as a wrong answer, and are not told from it."
+    return _stored(salience) + (note if alike else "")
+
+
+def _stored(salience: Salience) -> str:
     k = TOP[-1]
     top = salience.top[k]
     text = (

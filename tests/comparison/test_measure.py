@@ -10,7 +10,7 @@ import torch
 from tiny import FACTS
 
 from attnbalance import FactSet, load_model, make_prompts, read_attention
-from attnbalance.comparison.measure import measure_all
+from attnbalance.comparison.measure import READINGS, measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import write_json
@@ -62,6 +62,12 @@ def test_another_way_of_asking_is_measured_anew(llama_folder: Path, tmp_path: Pa
     first = measure_all(specs, make_prompts(GOOD), SETTINGS, tmp_path)
     other = measure_all(specs, make_prompts(GOOD, settings.template), settings, tmp_path)
     assert not torch.equal(first[0].reading().values, other[0].reading().values) or other[0].recall is None
+
+
+def test_the_maximum_of_the_mean_over_heads_is_said_in_words() -> None:
+    assert "the largest attention probability, averaged over heads" in READINGS["subject attention"].about(
+        "max-of-mean"
+    )
 
 
 def test_the_shortcuts_that_a_run_recorded_are_used(llama_folder: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from tiny import tiny_model, tiny_tokenizer
@@ -51,6 +53,16 @@ def test_salience_and_relevance_give_one_finite_score_a_fact_and_differ(model):
     answer_tokens = make_answer_tokens(make_prompts(FACTS, "qa"), model.tokenizer)
     static = read_value_salience(bridge_of(model), answer_tokens, at="embedding").values.sum((1, 2)).tolist()
     assert salience != pytest.approx(static)  # in context, not from the embedding
+
+
+def test_answers_that_salience_does_not_tell_apart_are_warned_of(model):
+    answers = ("New York", "New Orleans", "Paris")
+    facts = FactSet(tuple(Fact(f"Subject {i}", "city", (answer,)) for i, answer in enumerate(answers)))
+    with pytest.warns(UserWarning, match="2 of 3 answers begin with the same token as a wrong answer"):
+        rank_facts(facts, "salience", model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        rank_facts(FactSet(facts.facts[1:]), "salience", model)
 
 
 def test_relevance_of_one_fact_is_that_among_the_others_it_is_told_from(model):

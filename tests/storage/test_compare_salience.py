@@ -36,6 +36,7 @@ def test_salience_writes_numbers_for_every_reading_and_popularity(
     assert " b: " in answer
     found = json.loads((out / "salience.json").read_text())
     assert [one["label"] for one in found] == ["a", "b"]
+    assert [one["ambiguous"] for one in found] == [0, 0]
     names = [reading["name"] for reading in found[0]["readings"]]
     assert {"value salience (subject, in context)", "value salience (extended)", "push towards the subject"} <= set(
         names
@@ -46,6 +47,14 @@ def test_salience_writes_numbers_for_every_reading_and_popularity(
     assert len(table) == 2 * len(FACTS) * 2 * sum(heads)
     assert {"salience.png", "popularity.png", "prompts.jsonl", "attnbalance.json"} <= {p.name for p in out.iterdir()}
     assert compare_salience(specs, FACTS, HOW, out) == answer
+
+
+def test_answers_with_the_first_token_of_another_are_counted(llama_folder: Path, tmp_path: Path) -> None:
+    names = ("New York", "New Orleans", "Paris")
+    facts = FactSet(tuple(Fact(f"Subject {i}", "city", (names[i % 3],)) for i in range(12)))
+    answer = compare_salience([ModelSpec("a", str(llama_folder))], facts, HOW, tmp_path / "out")
+    assert answer.endswith(" 8 of 12 answers begin with the same token as a wrong answer, and are not told from it.")
+    assert json.loads((tmp_path / "out/salience.json").read_text())[0]["ambiguous"] == 8
 
 
 def test_salience_of_no_model_is_refused(tmp_path: Path) -> None:

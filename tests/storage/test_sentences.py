@@ -16,7 +16,7 @@ TOP = {3: TopShare(Interval(0.5, 0.4, 0.6, 40), Interval(0.25, 0.2, 0.3, 40), 0.
 
 
 def a_salience(mean: tuple[float, ...], low: tuple[float, ...], high: tuple[float, ...]) -> Salience:
-    return Salience("a", (), (), (Curve("v", "u", (0, 1), mean, low, high, 40),), TOP)
+    return Salience("a", (), (), (Curve("v", "u", (0, 1), mean, low, high, 40),), TOP, 0)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,10 @@ def test_the_largest_sure_correlation_is_named(salience: Salience, expected: str
 
 def test_without_popularity_only_ranks_are_named() -> None:
     assert answer(replace(a_salience((), (), ()), popularity=None)).endswith("random orders would give 30.0%).")
+
+
+def test_answers_that_begin_like_a_wrong_one_are_counted() -> None:
+    alike = replace(a_salience((), (), ()), popularity=None, ambiguous=30)
+    assert answer(alike).endswith(
+        "30.0%). 30 of 40 answers begin with the same token as a wrong answer, and are not told from it."
+    )
