@@ -20,6 +20,7 @@ from .explanation.explain import explain as explain
 from .finetuning.examples import as_examples as as_examples
 from .finetuning.examples import make_examples as make_examples
 from .finetuning.finetune import finetune as finetune
+from .finetuning.generated import generated_facts as generated_facts
 from .finetuning.objectives.parse import parse_objective as parse_objective
 from .finetuning.parameters import (
     FrozenWeights as FrozenWeights,
@@ -37,6 +38,7 @@ from .finetuning.pretrain import Recipe as Recipe
 from .finetuning.pretrain import pretrain as pretrain
 from .finetuning.ranking import rank_facts as rank_facts
 from .finetuning.replay import known_facts as known_facts
+from .finetuning.replay import replay as replay
 from .finetuning.replay import with_replay as with_replay
 from .finetuning.runs import Run as Run
 from .finetuning.runs import load_run as load_run

@@ -40,13 +40,13 @@ from pathlib import Path
 from real_model_rows import ROWS, Protocol, Trial
 from real_model_scores import draw, over_seeds, table
 
-from attnbalance.comparison.usable_prompts import without_bad
 from attnbalance.data.facts import FactSet
 from attnbalance.data.forms import FORMS
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.data.statements import statement_prompts
+from attnbalance.data.usable_facts import without_bad
 from attnbalance.errors import AttnBalanceError, DataError, ModelError
 from attnbalance.files.outputs import as_folder, provenance, replacing, write_text
 from attnbalance.files.seals import hash_file

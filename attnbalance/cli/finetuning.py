@@ -91,7 +91,11 @@ def finetune(
     ] = 0.1,
     replay: Annotated[
         str | None,
-        typer.Option(metavar="FACTS", help="More facts: those that MODEL knows are trained on too, to be kept."),
+        typer.Option(
+            metavar="FACTS|generated",
+            help="More facts: those that MODEL knows are trained on too, to be kept. generated: MODEL names the "
+            "subjects itself, and its own answers are kept.",
+        ),
     ] = None,
     replay_share: Annotated[
         float | None,
@@ -121,7 +125,7 @@ def finetune(
     from attnbalance.finetuning.finetune import finetune as run
     from attnbalance.finetuning.objectives.parse import parse_objective
     from attnbalance.finetuning.ranking import RANKINGS, rank_facts
-    from attnbalance.finetuning.replay import SHARE, check_replay
+    from attnbalance.finetuning.replay import GENERATED, SHARE, check_replay
     from attnbalance.finetuning.replay import replay as add_known
     from attnbalance.finetuning.runs import FACTS
     from attnbalance.finetuning.settings import FinetuneSettings
@@ -194,8 +198,9 @@ def finetune(
         parts = replace(parts, name=f"{parts.name} by {rank_by}")
     about_replay = ""
     if replay is not None:
-        others, unusable = _usable(load_facts(replay), make, skip_bad)
-        print(f"Asking {model} which facts of {replay} it knows; this may take minutes", file=sys.stderr)
+        others, unusable = (None, "") if replay == GENERATED else _usable_others(replay, make, skip_bad)
+        doing = "lets {} generate facts" if others is None else f"asks {{}} which facts of {replay} it knows"
+        print(f"Replay: {doing.format(model)}; this may take minutes", file=sys.stderr)
         parts, about_replay = add_known(
             parts,
             others,
@@ -206,7 +211,7 @@ def finetune(
             seed=seed,
             progress=progress,
         )
-        about_replay += _dropped(others, unusable)
+        about_replay += unusable
     with noting_reuse(out):
         done = run(model, parts, out, settings, progress=progress)
     loss = done.validation_loss[done.best_step]
@@ -232,11 +237,20 @@ def finetune(
 
 def _usable(facts: FactSet, make: Callable[[FactSet], PromptSet], skip_bad: bool) -> tuple[FactSet, dict[str, int]]:
     """The facts that can be asked and trained on, and the number of the others, by reason (see `without_bad`)."""
-    from attnbalance.comparison.usable_prompts import without_bad
+    from attnbalance.data.usable_facts import without_bad
 
     prompts, dropped = without_bad(facts, make, skip_bad)
     kept = tuple(prompt.fact for prompt in prompts)
     return replace(facts, facts=kept, dropped={**facts.dropped, **dropped}), dropped
+
+
+def _usable_others(source: str, make: Callable[[FactSet], PromptSet], skip_bad: bool) -> tuple[FactSet, str]:
+    """The facts of another source that can be asked and trained on, and a sentence about the others."""
+    from attnbalance.data.sources.load_facts import load_facts
+
+    facts = load_facts(source)
+    usable, dropped = _usable(facts, make, skip_bad)
+    return usable, _dropped(facts, dropped)
 
 
 def _dropped(facts: FactSet, dropped: Mapping[str, int]) -> str:

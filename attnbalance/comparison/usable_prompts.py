@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Sequence
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.batches import check_lengths
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
-from attnbalance.data.prompts import Prompt, make_prompts
+from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import as_chat
-from attnbalance.errors import BadRowsError, DataError, ModelError
+from attnbalance.data.usable_facts import without_bad
+from attnbalance.errors import ModelError
 from attnbalance.models.load import load_limits
 from attnbalance.readings.answer_tokens import make_answer_tokens
 from attnbalance.readings.recall import answer_budgets
 from attnbalance.readings.scoring import check_scoring
-
-Prompts = TypeVar("Prompts", bound=Sequence[Prompt])
 
 
 def usable_prompts(
@@ -60,21 +56,3 @@ def usable_prompts(
         return encoded
 
     return without_bad(facts, make, skip_bad)
-
-
-def without_bad(facts: FactSet, make: Callable[[FactSet], Prompts], skip_bad: bool) -> tuple[Prompts, dict[str, int]]:
-    """The prompts that `make` gives for the facts, and the number of facts that it refused, by reason.
-
-    Without `skip_bad` the first refusal is raised as `BadRowsError`; raises `DataError` if no fact is left.
-    """
-    dropped: Counter[str] = Counter()
-    while len(facts):
-        try:
-            return make(facts), dict(dropped)
-        except BadRowsError as error:
-            if not skip_bad:
-                raise
-            dropped[error.what] += len(error.indices)
-            bad = set(error.indices)
-            facts = replace(facts, facts=tuple(fact for i, fact in enumerate(facts) if i not in bad))
-    raise DataError(f"no usable facts are left: {dict(dropped)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import NoneType
 
 from tqdm import tqdm
 
@@ -13,6 +14,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Template, make_prompts
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import examples_of
+from attnbalance.finetuning.generated import generated_facts
 from attnbalance.finetuning.objectives.best_forms import completions, rate_forms
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.hooked import HookedModel
@@ -20,14 +22,17 @@ from attnbalance.models.hooked import HookedModel
 SHARE = 0.75
 """The share of known facts among all training facts."""
 
+GENERATED = "generated"
+"""The name of facts that the model generates itself."""
+
 ASKED_FOR_EACH = 4
 """Facts that `replay` asks for each one that it adds: a model may know a quarter of them."""
 
 
-@expects(split=Split, facts=FactSet, model=HookedModel)
+@expects(split=Split, facts=(FactSet, NoneType), model=HookedModel)
 def replay(
     split: Split,
-    facts: FactSet,
+    facts: FactSet | None,
     model: HookedModel,
     share: float = SHARE,
     *,
@@ -40,10 +45,22 @@ def replay(
 
     `ASKED_FOR_EACH` times as many facts are asked as the share needs, or all that there are. The arguments are those of
     `with_replay` and `known_facts`, which do this in two steps and raise the errors.
+
+    Without `facts` the model generates them (see `generated_facts`, which raises the errors). Held-out facts have no
+    part in that, so that they stay a fair sample of what the model knows, even where it names their subjects.
     """
-    wanted = count_of(split, share)
+    wanted, settings = count_of(split, share), {"template": template, "batch_size": batch_size, "seed": seed}
+    if facts is None:
+        asked = replace(split.train, facts=(*split.train, *split.validation))
+        made = generated_facts(model, asked, wanted, **settings, progress=progress)
+        tested = {fact.composed_subject for fact in split.heldout}
+        about = sum(fact.composed_subject in tested for fact in made)
+        return replace(split, replay=made), (
+            f"Replay: {len(made)} facts that the model generated are added ({wanted} were wanted), {about} of them "
+            "about held-out subjects."
+        )
     others = beside(split, facts).sample(ASKED_FOR_EACH * wanted, seed)
-    known = known_facts(model, others, template=template, batch_size=batch_size, seed=seed, progress=progress)
+    known = known_facts(model, others, **settings, progress=progress)
     mixed = with_replay(split, known, share, seed=seed)
     added = f"{len(mixed.replay)} are added" + (f" ({wanted} were wanted)" if len(mixed.replay) < wanted else "")
     return mixed, f"Replay: the model knows {len(known)} of {len(others)} facts of {facts.name}; {added}."

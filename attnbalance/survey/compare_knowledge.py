@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
-from attnbalance.comparison.usable_prompts import usable_prompts, without_bad
+from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
 from attnbalance.data.forms import too_few_subjects
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.data.usable_facts import without_bad
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.files.outputs import as_folder, replacing, write_json, write_json_lines, write_text
 from attnbalance.files.result_folder import ResultFolder

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import run_command, run_in_two_processes
 from safetensors.torch import load_file
 from trainers import assert_close
 
+from attnbalance.data.facts import Fact, FactSet
+from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.finetuning.runs import load_run
+from attnbalance.models.hooked import HookedModel
 
 
 def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
@@ -160,3 +164,26 @@ def test_finetune_replays_what_the_model_knows_of_other_facts(
     assert f"--facts {tmp_path / 'run' / 'train.jsonl'}" in text
     code, text = run_command("finetune", llama_folder, *options, "--replay-share", 1)
     assert (code, "share of replay must be between 0 and 1, got 1.0" in text) == (2, True)
+
+
+def test_finetune_replays_what_the_model_generates(
+    llama_folder: Path, tmp_path: Path, facts_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def generate(model: HookedModel, facts: FactSet, count: int, **settings: Any) -> FactSet:
+        given.update(settings, facts=[fact.subject for fact in facts], count=count)
+        return FactSet(tuple(Fact(f"Made {i}", "capital", ("up",)) for i in range(count)))
+
+    monkeypatch.setattr("attnbalance.finetuning.replay.generated_facts", generate)
+    sizes = ("--split", "whole", "--heldout", 0.3, "--validation", 0.2, "--steps", 2, "--batch-size", 4, "--seed", 3)
+    options = ("--facts", facts_file, *sizes, "--replay", "generated", "--replay-share", 0.5, "--out", tmp_path / "run")
+    code, text = run_command("finetune", llama_folder, *options)
+    assert code == 0, text
+    run = load_run(tmp_path / "run")
+    assert [fact.subject for fact in run.replay] == [f"Made {i}" for i in range(len(run.train))]
+    everything, tested = load_facts(str(facts_file)), {fact.subject for fact in run.heldout}
+    assert tested
+    assert sorted(given["facts"]) == sorted(fact.subject for fact in everything if fact.subject not in tested)
+    assert (given["count"], given["seed"], given["template"], given["batch_size"]) == (len(run.train), 3, "qa", 4)
+    assert f"Replay: {given['count']} facts that the model generated are added" in text

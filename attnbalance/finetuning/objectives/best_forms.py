@@ -58,7 +58,10 @@ def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int
 
 
 def rate_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, Rated]:
-    """For each relation, the form in which the base completes most of its facts; ties go to the first.
+    """For each relation, the form in which the base completes most of its facts.
+
+    Of forms in which it completes equally many (none, of facts that are all new), the one that gives the right answers
+    more probability, in the mean of its logarithm.
 
     At most `TRIED` facts of a relation are asked. A form takes part if it can ask about all facts of the relation: the
     few-shot forms need enough subjects, and each must fit the model's positions (a warning names the fact that does
@@ -79,13 +82,14 @@ def rate_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, 
             raise DataError(f"no form can ask about the facts of relation {relation!r}: {', '.join(FORMS)} were tried")
         form = max(rates, key=lambda form: rates[form])
         constant = Counter(prompt.fact.answer for prompt in own).most_common(1)[0][1] / len(own)
-        rated[relation] = Rated(form, rates[form], constant)
+        rated[relation] = Rated(form, rates[form][0], constant)
     return rated
 
 
-def _rates(prompts: Sequence[Prompt], base: HookedModel, batch_size: int, seed: int) -> dict[str, float]:
-    """The share of facts of one relation that the base completes, by form."""
-    rates, drawn = dict[str, float](), random.Random(seed).sample(range(len(prompts)), min(TRIED, len(prompts)))  # noqa: S311
+def _rates(prompts: Sequence[Prompt], base: HookedModel, batch_size: int, seed: int) -> dict[str, tuple[float, float]]:
+    """By form, the share of facts of one relation that the base completes, and the mean log-probability of answers."""
+    drawn = random.Random(seed).sample(range(len(prompts)), min(TRIED, len(prompts)))  # noqa: S311
+    rates = dict[str, tuple[float, float]]()
     for form in FORMS:
         try:
             asked = examples_of(
@@ -96,17 +100,25 @@ def _rates(prompts: Sequence[Prompt], base: HookedModel, batch_size: int, seed: 
             continue
         except DataError:  # too few subjects, or a chat after which no question can follow
             continue
-        hits = completions([asked[i] for i in drawn], base, batch_size)
-        rates[form] = sum(hits) / len(hits)
+        hits, chances = zip(*_predicted([asked[i] for i in drawn], base, batch_size), strict=True)
+        rates[form] = sum(hits) / len(hits), sum(chances) / len(chances)
     return rates
 
 
 def completions(asked: Sequence[Example], base: HookedModel, batch_size: int) -> list[bool]:
     """Whether the base predicts each answer: each of its tokens is the most probable after the right ones before it."""
-    wanted = [[label for label in example.labels if label != IGNORED] for example in asked]
-    predicted = itertools.chain.from_iterable(answer_logits(base, asked, batch_size))
-    right = {i: logits.argmax(-1).tolist() == wanted[i] for i, logits in predicted}
-    return [right[i] for i in range(len(asked))]
+    return [hit for hit, _ in _predicted(asked, base, batch_size)]
+
+
+def _predicted(asked: Sequence[Example], base: HookedModel, batch_size: int) -> list[tuple[bool, float]]:
+    """Whether the base predicts each answer, and the answer's log-probability."""
+    wanted = [torch.tensor([label for label in example.labels if label != IGNORED]) for example in asked]
+    predicted = dict[int, tuple[bool, float]]()
+    for i, logits in itertools.chain.from_iterable(answer_logits(base, asked, batch_size)):
+        answer = wanted[i].to(logits.device)
+        chances = logits.log_softmax(-1).gather(-1, answer[:, None])
+        predicted[i] = bool((logits.argmax(-1) == answer).all()), float(chances.sum())
+    return [predicted[i] for i in range(len(asked))]
 
 
 def form_targets(examples: Sequence[Example], best: Mapping[str, str]) -> list[dict[str, Tensor]]:

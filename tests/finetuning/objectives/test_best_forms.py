@@ -113,8 +113,29 @@ def test_other_facts_are_asked_in_the_forms_of_the_training_facts() -> None:
 def test_a_relation_that_no_form_knows_is_named_with_both_numbers() -> None:
     facts = [Fact(name, "city", ("Paris" if i < 4 else "Rome",)) for i, name in enumerate(NAMES)]
     hooked = base()[0]
-    with pytest.warns(UserWarning, match=r"city \(0\.0% as statement, a constant answer 57\.1%\)"):
+    with pytest.warns(UserWarning, match=r"city \(0\.0% as [a-z-]+, a constant answer 57\.1%\)"):
         choose_forms(make_examples(facts, hooked.tokenizer), hooked, 4, seed=0)
+
+
+def test_of_forms_that_complete_nothing_the_one_that_expects_the_answers_most_is_chosen() -> None:
+    hooked, plain = roomy()
+    for answers in (("Paris", "Rome"), ("pop", "golf")):
+        facts = [Fact(name, "city", (answers[i % 2],), question=f"Where is {name}?") for i, name in enumerate(NAMES)]
+        expected = {form: log_probability(plain, in_form(form, make_prompts(facts), 3)) for form in FORMS}
+        with pytest.warns(UserWarning, match=r"city \(0\.0% as"):
+            best = choose_forms(make_examples(facts, hooked.tokenizer), hooked, 4, seed=3)
+        assert best == {"city": max(FORMS, key=lambda form: expected[form])}
+
+
+def log_probability(model: PreTrainedModel, prompts: Sequence[Prompt]) -> float:
+    """The sum of the log-probabilities of the answers, each prompt by itself."""
+    total, tokenizer = 0.0, tiny_tokenizer()
+    for prompt in prompts:
+        ids = tokenizer(prompt.text)["input_ids"]
+        answer = tokenizer(f" {prompt.fact.answer}", add_special_tokens=False)["input_ids"]
+        chances = model(input_ids=torch.tensor([[*ids, *answer]])).logits[0].log_softmax(-1)
+        total += sum(float(chances[len(ids) - 1 + i, token]) for i, token in enumerate(answer))
+    return total
 
 
 def roomy() -> tuple[HookedModel, PreTrainedModel]:
@@ -165,7 +186,7 @@ def test_a_form_that_cannot_ask_every_fact_takes_no_part_and_is_named() -> None:
         "few-shot-statement",
     ]
     with pytest.warns(UserWarning, match="city"):  # few-shot forms need more subjects
-        assert choose_forms(examples[:3], hooked, 4, seed=0) == {"city": "statement"}
+        assert choose_forms(examples[:3], hooked, 4, seed=0)["city"] in ("statement", "question")
 
 
 def test_a_relation_that_no_form_can_ask_is_refused() -> None:
