@@ -27,6 +27,10 @@ MOST_RUNS = 10_000
 LONGEST_NAME = 100
 """Bytes of a name that becomes a folder's; file systems take 255, some of which a suffix takes."""
 
+REPLAYS = ("none", "known", "generated")
+"""What is trained on beside a split's facts: nothing, other facts of the world that the base knows, or facts that the
+base generates."""
+
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Rate = Annotated[float, Field(gt=0)]
 
@@ -59,11 +63,12 @@ class _World(_Checked):
 
 
 def _method_types() -> dict[str, Any]:
-    """The types of a method's settings: those of `FinetuneSettings` but the seed, and `labels` (see `controls`)."""
+    """The types of a method's settings: those of `FinetuneSettings` but the seed, and those of `Variant`."""
     types = get_type_hints(FinetuneSettings) | {"template": str}
     settings = {field.name: (types[field.name], field.default) for field in fields(FinetuneSettings)}
     del settings["seed"]
-    return {**settings, "labels": (Literal[LABELS], LABELS[0])}  # pyright: ignore
+    own = {"labels": (Literal[LABELS], LABELS[0]), "replay": (Literal[REPLAYS], REPLAYS[0])}  # pyright: ignore
+    return {**settings, **own, "replay_share": (Annotated[float | None, Field(gt=0, lt=1)], None)}
 
 
 _Method = create_model("_Method", __base__=_Checked, **_method_types())
@@ -87,8 +92,12 @@ class Variant:
 
     settings: FinetuneSettings
     """How to train; the seed is the fit's."""
-    labels: str
+    labels: str = LABELS[0]
     """Where the answers come from (see `controls.LABELS`)."""
+    replay: str = REPLAYS[0]
+    """What is trained on beside the split's facts, one of `REPLAYS`."""
+    replay_share: float | None = None
+    """The share of replayed facts among all training facts; None: the usual one."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +169,8 @@ def variants(method: Mapping[str, Any]) -> list[Variant]:
 
 
 def _variant(values: Mapping[str, Any]) -> Variant:
-    settings = {name: value for name, value in values.items() if name != "labels"}
-    return Variant(FinetuneSettings(**settings), values.get("labels", LABELS[0]))
+    own = {name: value for name, value in values.items() if name in ("labels", "replay", "replay_share")}
+    return Variant(FinetuneSettings(**{name: values[name] for name in values if name not in own}), **own)
 
 
 def _combinations(method: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -200,18 +209,23 @@ def _check_method(method: Mapping[str, Any], what: str) -> None:
     """Raise `DataError` for settings of a method that some variant of it could not be run with."""
     from attnbalance.finetuning.objectives.parse import parse_objective
     from attnbalance.finetuning.parameters import parse_parts
+    from attnbalance.finetuning.replay import check_replay
 
-    for setting in ("objective", "labels", "template"):
+    for setting in ("objective", "labels", "template", "replay"):
         if isinstance(method.get(setting), list):
             raise DataError(f"{what} must name one {setting}: validation losses of two cannot be compared")
+    if "replay_share" in method and method.get("replay", REPLAYS[0]) == REPLAYS[0]:
+        raise DataError(f"{what}: replay_share is the share of replayed facts; give replay as well")
     if [] in method.values():
         raise DataError(f"{what} has an empty list of values")
     for values in _combinations(method):
         _checked(_Method, values, what)
         try:
-            settings = _variant(values).settings
-            parse_objective(settings.objective)
-            parse_parts(settings.parts)
+            variant = _variant(values)
+            parse_objective(variant.settings.objective)
+            parse_parts(variant.settings.parts)
+            if variant.replay != REPLAYS[0]:
+                check_replay(variant.settings.curriculum)
         except AttnBalanceError as error:
             raise DataError(f"{what}: {error}") from error
 

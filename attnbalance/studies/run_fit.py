@@ -14,10 +14,11 @@ from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.files.outputs import write_saved
 from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.replay import GENERATED, SHARE, replay
 from attnbalance.finetuning.runs import Run
 from attnbalance.finetuning.splits import Split
 from attnbalance.studies.controls import LABELS, relabelled, scored
-from attnbalance.studies.plan import Fit, variants
+from attnbalance.studies.plan import REPLAYS, Fit, Variant, variants
 from attnbalance.studies.prepared_world import PreparedWorld
 
 RESULT = "result.json"
@@ -45,6 +46,8 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         if variant.labels != LABELS[0]:
             taught = relabelled(split, variant.labels, prepared.said, fit.seed)
         settings = replace(variant.settings, seed=fit.seed)
+        if variant.replay != REPLAYS[0]:
+            taught = _with_replay(taught, variant, prepared, progress)
         run = finetune(base, taught, folder / f"run-{i}", settings, progress=progress)
         shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # the best one is the run's folder itself
         runs.append(run)
@@ -55,9 +58,20 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         "settings": dict(best.config),
         "trained": best.trained,
         "best_step": best.best_step,
+        "replayed": len(best.replay),
     }
     about |= {"seconds": time.perf_counter() - started}
     write_saved(folder / RESULT, about | _measured(best, prepared, split))
+
+
+def _with_replay(split: Split, variant: Variant, prepared: PreparedWorld, progress: bool) -> Split:
+    from attnbalance.models.load import load_model
+
+    template, share = variant.settings.template, variant.replay_share
+    facts = None if variant.replay == GENERATED else prepared.facts
+    base = load_model(prepared.base, dtype=variant.settings.dtype)
+    settings = {"template": template, "seed": prepared.seed, "progress": progress}
+    return replay(split, facts, base, SHARE if share is None else share, **settings)[0]
 
 
 def _measured(run: Run, prepared: PreparedWorld, split: Split) -> dict[str, Any]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from attnbalance.data.facts import Fact, FactSet
+from attnbalance.data.synthetic import synthetic_facts
+from attnbalance.finetuning.replay import SHARE
 from attnbalance.finetuning.runs import load_run
+from attnbalance.finetuning.splits import Split
+from attnbalance.models.hooked import HookedModel
 from attnbalance.studies.run_fit import RESULT
 from attnbalance.studies.study import study
 
@@ -33,6 +42,32 @@ def test_a_method_may_be_trained_on_shuffled_answers_and_on_those_of_the_base(
     result = json.loads((run / "shuffled" / RESULT).read_text())
     assert result["settings"]["facts_sha256"]["train"] != facts["plain"].sha256
     assert len(result["prompt_ids"]) == len(load_run(run / "plain" / "run-0").heldout)
+
+
+def test_a_method_may_replay_what_the_base_knows_of_the_world_or_generates(
+    config: Path, done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, more, given = tmp_path / "out", tmp_path / "more.yaml", list[tuple[Any, ...]]()
+    shutil.copytree(done, out)
+    methods = "methods:\n  known: {replay: known, replay_share: 0.5}\n  own: {replay: generated, template: plain}"
+    more.write_text(
+        config.read_text().replace("methods:", methods).replace("[0, 1]", "[0]").replace("[top, bottom]", "[top]")
+    )
+    made = FactSet((Fact("Made", "hometown", ("up",)),))
+
+    def replay(split: Split, facts: FactSet | None, model: HookedModel, share: float, **settings: Any) -> Any:
+        given.append((facts and len(facts), model.name, share, settings["template"], settings["seed"]))
+        return dataclasses.replace(split, replay=made), "Replay."
+
+    monkeypatch.setattr("attnbalance.studies.run_fit.replay", replay)
+    study(more, out)
+    base = str(out / "bases" / "tiny-0")
+    world = synthetic_facts(0, subjects=30, answers=3)
+    assert given == [(len(world), base, 0.5, "qa", 0), (None, base, SHARE, "plain", 0)]
+    for name in ("known", "own"):
+        folder = out / "fits/tiny/seed-0/top" / name
+        assert list(load_run(folder / "run-0").replay) == list(made)
+        assert json.loads((folder / RESULT).read_text())["replayed"] == 1
 
 
 def test_a_grid_is_chosen_on_validation_facts_alone(done: Path) -> None:
