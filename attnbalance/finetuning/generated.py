@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,8 +26,14 @@ from attnbalance.models.hooked import HookedModel
 UNKNOWN = "?"
 """The answer of a fact that the model has not been asked about."""
 
+SENTENCE_END = re.compile(r"(?<=\w{3})\.(?=\s|$)")
+"""A full stop that ends an answer; that of "St. Louis" or "J. K. Rowling" does not."""
+
 TRIES = 10
 """The most subjects that are sampled for each fact that is wanted."""
+
+ROUND = 64
+"""Subjects that are sampled before the model is asked about them, at least, if so many may be."""
 
 DRAWS = 4
 """Draws of few shots after which the model must give one and the same answer."""
@@ -59,20 +67,21 @@ def generated_facts(
             `TRIES` times as many subjects are sampled, and no more of a relation once the model is sure of none.
         template: Name or text of the questions' template (see `Template`).
         batch_size: Prompts of one forward pass.
-        seed: Seed of the few shots and of the samples.
+        seed: Seed of the few shots and of the samples; these also depend on `batch_size`.
         progress: Whether to draw a progress bar.
 
-    Raises `BadRowsError` for given facts that cannot be asked; `DataError` for a count below 1, for prompts that begin
-    with their subject, and if the model generates none.
+    Warns of relations whose prompts begin with their subject: nothing leads to one. Raises `BadRowsError` for given
+    facts that cannot be asked; `DataError` for a count below 1, and if the model generates none.
     """
     if count < 1:
         raise DataError(f"the number of generated facts must be >= 1, got {count}")
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
-    made = list[Fact]()
+    made, asked = list[Fact](), 0
     with tqdm(total=count, desc="what the model says", unit="fact", disable=not progress, leave=False) as bar:
         for relation, rated in rate_forms(examples, model, batch_size, seed).items():
             like = make_prompts(facts.of_relations([relation]), template)
-            wanted = max(1, round(count * len(like) / len(facts)))
+            before, asked = asked, asked + len(like)
+            wanted = round(count * asked / len(facts)) - round(count * before / len(facts))
             made += _Generator(model, like, rated.form, template, batch_size, seed).facts(wanted)
             bar.update(wanted)
     if not made:
@@ -97,11 +106,19 @@ class _Generator:
     seed: int
 
     def facts(self, wanted: int) -> list[Fact]:
-        """As many facts as are wanted, or those that `TRIES` times as many samples give."""
+        """As many facts as are wanted, or those that `TRIES` times as many samples give; none where nothing leads."""
+        nowhere = [prompt.text for prompt in in_form(self.form, self.like, self.seed) if not _lead(prompt)]
+        if nowhere:
+            warnings.warn(
+                f"relation {self.like[0].fact.relation!r} is not generated: {nowhere[0]!r} begins with its subject, so "
+                "that the model cannot be led to name one",
+                stacklevel=3,
+            )
+            return []
         rng, taken = random.Random(self.seed), {prompt.fact.composed_subject for prompt in self.like}  # noqa: S311
         made, sampled = list[Fact](), 0
         while len(made) < wanted and sampled < TRIES * wanted:
-            count = min(max(wanted - len(made), self.batch_size), TRIES * wanted - sampled)
+            count = min(max(wanted - len(made), ROUND), TRIES * wanted - sampled)
             named = {name: fact for name, fact in self._named(count, rng) if name not in taken}
             new = self._answered(FactSet(tuple(named.values()))) if named else []
             if not new:
@@ -115,21 +132,16 @@ class _Generator:
         """Subjects that the model names where the prompts' subjects stand, and facts about them, without an answer."""
         asked = in_form(self.form, self.like, self.seed)
         drawn = rng.choices(asked, k=count)
-        leads = [prompt.text[: prompt.spans["subject"][0]].rstrip(" ") for prompt in drawn]
-        if not all(leads):
-            raise DataError(
-                f"prompts of relation {asked[0].fact.relation!r} begin with their subject ({asked[0].text!r}), so that "
-                "the model cannot be led to name one; put words before it (a template, a question), or replay facts "
-                "that it knows"
-            )
+        leads = [_lead(prompt) for prompt in drawn]
         budget = 2 + max(self._length(prompt.text[prompt.spans["subject"][0] :]) for prompt in asked)
         prompts = [Prompt(lead, {}, str(i), drawn[i].fact) for i, lead in enumerate(leads)]
         sampling = Sampling(1.0, rng.randrange(2**31))
         for prompt, output in zip(drawn, self._said(prompts, budget, sampling), strict=True):
             after = prompt.text[prompt.spans["subject"][1] :].partition("\n")[0]
-            text, end, _ = output.partition(after) if after else (output, "\n", "")
-            name = unicodedata.normalize("NFC", text.strip())
-            if end and len(name.splitlines()) == 1 and "\N{REPLACEMENT CHARACTER}" not in name:
+            end = re.search(re.escape(after) + r"(?!\w)" if after else "$", output)
+            name = unicodedata.normalize("NFC", output[: end.start()].strip()) if end else ""
+            whole = self._length(f" {name}") < budget  # a longer one may have been cut off
+            if whole and _is_line(name):
                 yield name, _about(prompt.fact, name)
 
     def _answered(self, named: FactSet) -> list[Fact]:
@@ -139,12 +151,13 @@ class _Generator:
         for draw in range(DRAWS if few_shot else 1):
             asked = _usable(facts, lambda facts, draw=draw: self._ask(facts, self.seed + draw))
             outputs = self._said(asked, longest + 2) if asked else []
-            ends = [output.strip().removesuffix(".") if few_shot else output.partition(".")[0] for output in outputs]
-            answers = [(prompt.fact, end.strip()) for prompt, end in zip(asked, ends, strict=True)]
+            answers = [
+                (prompt.fact, SENTENCE_END.split(text)[0].strip()) for prompt, text in zip(asked, outputs, strict=True)
+            ]
             facts = [
                 replace(fact, answers=(answer,))
                 for fact, answer in answers
-                if len(answer.splitlines()) == 1 and (fact.answer in (UNKNOWN, answer))
+                if _is_line(answer) and (draw == 0 or answer == fact.answer)
             ]
         short = [fact for fact in facts if self._length(f" {fact.answer}") <= longest]
         return [prompt.fact for prompt in _usable(short, self._trained)]
@@ -166,6 +179,16 @@ class _Generator:
     def _length(self, text: str) -> int:
         """The number of tokens of a text."""
         return len(self.model.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _lead(prompt: Prompt) -> str:
+    """The text before the subject, without the space between them."""
+    return prompt.text[: prompt.spans["subject"][0]].rstrip(" ")
+
+
+def _is_line(text: str) -> bool:
+    """Whether a text is one line with a letter or digit and without parts of characters."""
+    return len(text.splitlines()) == 1 and any(map(str.isalnum, text)) and "\N{REPLACEMENT CHARACTER}" not in text
 
 
 def _about(fact: Fact, subject: str) -> Fact:

@@ -17,7 +17,7 @@ from attnbalance import load_model
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
-from attnbalance.finetuning.generated import DRAWS, TRIES, generated_facts
+from attnbalance.finetuning.generated import DRAWS, ROUND, TRIES, generated_facts
 from attnbalance.finetuning.objectives.best_forms import Rated
 from attnbalance.finetuning.pretrain import pretrain
 from attnbalance.finetuning.replay import replay
@@ -45,6 +45,9 @@ class Speaker:
         self.names, self.answers = list(names), answers
         self.sampled, self.asked = 0, list[str]()
 
+    def subject_of(self, text: str) -> str:
+        return text.split(" of ")[1].removesuffix("? Answer:")
+
     def __call__(
         self, model: HookedModel, prompts: Sequence[Prompt], *, sampling: Sampling | None, **settings: Any
     ) -> list[str]:
@@ -52,10 +55,10 @@ class Speaker:
             assert settings["first_line"]
             self.sampled += len(prompts)
             assert all(prompt.text.rstrip().endswith(" of") for prompt in prompts)
-            return [self.names.pop(0) if self.names else "nothing" for _ in prompts]
+            return [self.names.pop(0) if self.names else "" for _ in prompts]
         asked = [prompt.text.split("Question: ")[-1] for prompt in prompts]
         self.asked += asked
-        names = [text.split(" of ")[1].removesuffix("? Answer:") for text in asked]
+        names = [self.subject_of(text) for text in asked]
         return [self.answers[name][self.asked.count(text) - 1] for name, text in zip(names, asked, strict=True)]
 
 
@@ -66,26 +69,53 @@ def speaking(monkeypatch: pytest.MonkeyPatch, form: str, names: Sequence[str], *
     return speaker
 
 
-def test_a_subject_ends_where_the_question_goes_on_and_its_answer_at_the_full_stop(
+def test_a_subject_ends_where_the_question_goes_on_and_its_answer_with_its_sentence(
     model: HookedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [
-        " Xo? Answer: Given",
-        " Xo? Answer:",
-        " Given 3? Answer:",
-        " Yu, which has no end",
-        "? Answer:",
-        " Zu? Answer:",
-    ]
-    speaker = speaking(monkeypatch, "question", names, Xo=[" Paris. It is"], Zu=[". "])
-    made = generated_facts(model, GIVEN, 6, batch_size=6)
-    [fact] = made
-    assert (fact.subject, fact.relation, fact.answers) == ("Xo", "capital", ("Paris",))
-    question = fact.question or ""
-    assert question.startswith("What do you call ")
-    assert question[fact.subject_start : fact.subject_start + 2] == "Xo" == question[-3:-1]  # pyright: ignore[reportOptionalOperand]
-    assert sorted(text[-15:] for text in speaker.asked) == [" of Xo? Answer:", " of Zu? Answer:"]
-    assert speaker.sampled == 12  # in the second round no subject is named, so there is no third
+    names = [" Xo? Answer: Given", " Xo? Answer:", " Given 3? Answer:", " Yu, endless", "? Answer:", " Zu? Answer:"]
+    names += [" Vo? Answer:", " No? Answers are" + " x" * 40]
+    answers = {"Xo": [" Rome. It is"], "Zu": [". "], "Vo": [" J. K. St. Row. She is"]}
+    speaker = speaking(monkeypatch, "question", names, **answers)
+    given = FactSet((*GIVEN, Fact("Given 9", "capital", ("J. K. St. Rowling",), question="What is 9 of Given 9?")))
+    fact, other = generated_facts(model, given, 6, batch_size=8)
+    assert (fact.subject, fact.relation, fact.answers) == ("Xo", "capital", ("Rome",))
+    assert (other.subject, other.answers) == ("Vo", ("J. K. St. Row",))
+    question, start = fact.question or "", fact.subject_start or 0
+    assert question[start : start + 2] == "Xo" == question[-3:-1]
+    assert sorted(text[-15:] for text in speaker.asked) == [f" of {name}? Answer:" for name in ("Vo", "Xo", "Zu")]
+    assert speaker.sampled == TRIES * 6
+
+
+def test_the_text_behind_the_subject_is_found_as_words(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [" Three isles is here", " Sisis island"]
+    speaker = Speaker(names, {"Three isles": ["Given"]})
+    monkeypatch.setattr(f"{MODULE}.generate", speaker)
+    monkeypatch.setattr(f"{MODULE}.rate_forms", lambda *_: {"capital": Rated("statement", 0.5, 0.1)})
+    monkeypatch.setattr(speaker, "subject_of", lambda text: text.partition(" of ")[2].removesuffix(" is"))
+    assert [fact.subject for fact in generated_facts(model, GIVEN, 2, batch_size=2)] == ["Three isles"]
+
+
+def test_a_name_that_the_budget_may_have_cut_is_left_out(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the subject ends its line, nothing else says that it has ended."""
+    speaker = Speaker([" Xo", " Xo" * 30], {"Xo": [" Given"]})
+    monkeypatch.setattr(f"{MODULE}.generate", speaker)
+    monkeypatch.setattr(f"{MODULE}.rate_forms", lambda *_: {"capital": Rated("question", 0.5, 0.1)})
+    monkeypatch.setattr(speaker, "subject_of", lambda text: text.split(" of ")[1].partition("\n")[0])
+    made = generated_facts(model, GIVEN, 2, template="The {relation} of {subject}\nIs", batch_size=2)
+    assert [fact.subject for fact in made] == ["Xo"]
+
+
+def test_the_count_is_divided_among_relations(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = FactSet(tuple(replace(fact, relation=f"r{i % 3}") for i, fact in enumerate(GIVEN)))
+    names = [f"N{i}? Answer:" for i in range(90)]
+    answers = {f"N{i}": [" Given"] for i in range(90)}
+    for count, parts in ((1, [0, 1, 0]), (5, [2, 2, 1]), (8, [3, 3, 2])):
+        speaking(monkeypatch, "question", names, **answers)
+        monkeypatch.setattr(
+            f"{MODULE}.rate_forms", lambda *_: dict.fromkeys(("r0", "r1", "r2"), Rated("question", 1.0, 0.0))
+        )
+        made = generated_facts(model, given, count, batch_size=4)
+        assert [sum(fact.relation == f"r{i}" for fact in made) for i in range(3)] == parts
 
 
 def test_after_few_shots_an_answer_counts_if_it_is_the_same_after_every_draw(
@@ -113,7 +143,10 @@ def test_sampling_ends_at_the_count_and_at_the_tries(model: HookedModel, monkeyp
     rare = [text for name in names for text in (name, *["again and again"] * 19)]
     speaker = speaking(monkeypatch, "question", rare, **answers)
     made = generated_facts(model, GIVEN, 20, batch_size=20)
-    assert (len(made), speaker.sampled) == (TRIES, TRIES * 20)  # one in each round of 20
+    assert (len(made), speaker.sampled) == (TRIES, TRIES * 20)
+    speaker = speaking(monkeypatch, "question", [*names[:3], *[""] * ROUND], **answers)
+    made = generated_facts(model, GIVEN, 20, batch_size=20)
+    assert (len(made), speaker.sampled) == (3, 2 * ROUND)  # the second round gives none
 
 
 def test_what_cannot_be_generated_is_refused(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,10 +155,18 @@ def test_what_cannot_be_generated_is_refused(model: HookedModel, monkeypatch: py
     speaking(monkeypatch, "question", [])
     with pytest.raises(DataError, match="names no subject of capital about which it gives one answer"):
         generated_facts(model, GIVEN, 3)
-    with pytest.raises(
-        DataError, match=r"prompts of relation 'capital' begin with their subject \('Given 0 lies in'\)"
+    with (
+        pytest.warns(UserWarning, match="'capital' is not generated: 'Given 0 lies in' begins with its subject"),
+        pytest.raises(DataError, match="names no subject of capital"),
     ):
         generated_facts(model, GIVEN, 3, template="{subject} lies in")
+
+
+def test_an_answer_is_a_line_of_letters_or_digits(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f" {name}? Answer:" for name in ("Mark", "Turn", "Half", "Year")]
+    answers = {"Mark": ["?"] * DRAWS, "Turn": ["?", *["A"] * DRAWS], "Half": ["A\N{REPLACEMENT CHARACTER}"] * DRAWS}
+    speaking(monkeypatch, "few-shot", names, **answers, Year=["1879."] * DRAWS)
+    assert [fact.answers for fact in generated_facts(model, GIVEN, 4)] == [("1879",)]
 
 
 def test_a_model_that_knows_a_world_states_facts_of_it(tmp_path: Path) -> None:
