@@ -6,8 +6,8 @@ The model is SmolLM2-135M-Instruct (Apache-2.0) of the Python package llm-smollm
 For each seed some subjects are held out, and facts of the less popular half of the others are trained on. Before
 training the base is asked about both, in every form. A row is a way of finetuning (see `ROWS`), or none: the base asked
 in one form, or a constant answer. A row's model is its last checkpoint; none is chosen by its loss. Rows take equally
-many steps, but "replay" takes four times as many, since three in four of its facts are known ones (of other subjects),
-and its control "plain-as-long" as many as that. Of each row:
+many steps. But "replay" takes four times as many, since three in four of its facts are known ones (of other subjects);
+so do "replay-generated", of which the base generates them, and the control "plain-as-long". Of each row:
 
     kept        of the held-out facts that the base knows (HighlyKnown), the share still answered, asked as trained
     learned     of the training facts that the base answers wrongly in every form, the share answered, asked as trained;
@@ -120,7 +120,9 @@ def estimate(protocol: Protocol, todo: Sequence[tuple[Trial, str]]) -> str:
     heldout = {trial.seed: len(trial.heldout) for trial, _ in todo}
     trained = {(trial.seed, trial.split.name): len(trial.train) for trial, _ in todo}
     greedy = sum(heldout.values()) * (len(FORMS) + DRAWS - 1) + sum(trained.values()) * len(FORMS)
-    greedy += sum(len(trial.protocol.facts) for trial, name in todo if ROWS[name].replay)  # most are asked
+    greedy += sum(
+        len(trial.protocol.facts) for trial, name in todo if ROWS[name].replay
+    )  # most are asked, or as many are generated
     fits = [trial for trial, name in todo if not ROWS[name].form]
     asked = sum(2 * len(trial.heldout) + 2 * len(trial.train) for trial in fits)
     steps = sum(protocol.settings(ROWS[name], trial.seed).steps for trial, name in todo if not ROWS[name].form)

@@ -174,7 +174,7 @@ class Trial:
         key = {
             "model": files_fingerprint(self.protocol.model),
             "facts_sha256": {part: facts.sha256 for part, facts in parts.items()},
-            "row": asdict(row),
+            "row": {name: value for name, value in asdict(row).items() if name != "generated" or value},
             "settings": self.protocol.settings(row, self.seed).record(),
             "text": text and hash_file(Path(text)),
             "replay_from": None,
@@ -215,9 +215,9 @@ class Trial:
         split = self._known_only() if row.known_only else self.split
         if row.replay:
             split, about = replay(
+                self.protocol.base,
                 split,
                 None if row.generated else self.protocol.facts,
-                self.protocol.base,
                 row.replay,
                 batch_size=self.protocol.options.ask_batch,
                 seed=self.seed,
@@ -260,7 +260,7 @@ class Trial:
         else:
             stated = statement_prompts(prompt.fact for prompt in self.heldout)
             texts = [f"{prompt.text} {prompt.fact.answer}." for prompt in stated]
-            clusters = [prompt.fact.subject for prompt in stated]
+            clusters = [prompt.fact.composed_subject for prompt in stated]
         drift = read_drift(model, self.protocol.base, texts, batch_size=8)
         return mean_intervals(drift[:, None].numpy(), clusters)[0]
 

@@ -99,7 +99,7 @@ def finetune(
     ] = None,
     replay_share: Annotated[
         float | None,
-        typer.Option(help="Share of replayed facts among all training facts, if enough are known; 0.75 by default."),
+        typer.Option(help="Share of replayed facts among all training facts, if there are enough; 0.75 by default."),
     ] = None,
     rank_by: Annotated[
         str,
@@ -202,9 +202,9 @@ def finetune(
         doing = "lets {} generate facts" if others is None else f"asks {{}} which facts of {replay} it knows"
         print(f"Replay: {doing.format(model)}; this may take minutes", file=sys.stderr)
         parts, about_replay = add_known(
+            load_model(model, dtype=dtype),
             parts,
             others,
-            load_model(model, dtype=dtype),
             SHARE if replay_share is None else replay_share,
             template=template,
             batch_size=batch_size,

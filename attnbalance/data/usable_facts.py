@@ -19,14 +19,20 @@ def without_bad(facts: FactSet, make: Callable[[FactSet], Prompts], skip_bad: bo
 
     Without `skip_bad` the first refusal is raised as `BadRowsError`; raises `DataError` if no fact is left.
     """
+    prompts, dropped = drop_bad(facts, make) if skip_bad or not len(facts) else (make(facts), {})
+    if prompts is None:
+        raise DataError(f"no usable facts are left: {dropped}")
+    return prompts, dropped
+
+
+def drop_bad(facts: FactSet, make: Callable[[FactSet], Prompts]) -> tuple[Prompts | None, dict[str, int]]:
+    """The prompts that `make` gives for the facts, None if it refuses all; and how many it refused, by reason."""
     dropped: Counter[str] = Counter()
     while len(facts):
         try:
             return make(facts), dict(dropped)
         except BadRowsError as error:
-            if not skip_bad:
-                raise
             dropped[error.what] += len(error.indices)
             bad = set(error.indices)
             facts = replace(facts, facts=tuple(fact for i, fact in enumerate(facts) if i not in bad))
-    raise DataError(f"no usable facts are left: {dict(dropped)}")
+    return None, dict(dropped)

@@ -266,6 +266,6 @@ def _labelled(
     logits = model.model(**batch, **cached).logits
     positions = [(torch.tensor(example.labels) != IGNORED).nonzero()[:, 0] - 1 - read for example in examples]
     labelled = [logits[i, position.to(logits.device)].float() for i, position in enumerate(positions)]
-    if any(bool(each.isnan().any()) for each in labelled):
+    if torch.stack([each.isnan().any() for each in labelled]).any():
         raise ModelError(f'{model.name} gives NaN logits for answers; try `dtype="float32"`')
     return labelled

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tqdm import tqdm
 
 from attnbalance.arguments import expects
+from attnbalance.data.batches import check_lengths
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.forms import FEW_SHOT, FEW_SHOT_STATEMENT, in_form
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts, question_of
-from attnbalance.data.usable_facts import without_bad
+from attnbalance.data.usable_facts import drop_bad
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import examples_of
 from attnbalance.finetuning.objectives.best_forms import rate_forms
 from attnbalance.models.generate import Sampling, generate
 from attnbalance.models.hooked import HookedModel
+from attnbalance.readings.scoring import is_match
 
 UNKNOWN = "?"
 """The answer of a fact that the model has not been asked about."""
@@ -53,28 +57,29 @@ def generated_facts(
     """Facts like given ones that the model generates, about other subjects: what it says, right or wrong.
 
     Trained on beside new facts, they hold the model to its own answers, also where nobody has facts that it knows. This
-    is rehearsal of what a model generates (Robins 1995; Huang et al. 2024, Self-Synthesized Rehearsal), for facts.
-    For each relation the model goes on with the text before the subject, sampled at temperature 1, until the text that
-    stands behind the subject ("What is the capital of" ... "?"). Then it is asked about the subject that it has named,
-    and its greedy answer is the fact's. Both happen in the form that suits the relation best (see `rate_forms`). An
-    answer after few shots counts only if it is the same after `DRAWS` draws of them: guesses follow the shots, and to
-    train on them would teach the generic guess.
+    is rehearsal of what a model generates (Robins 1995; Huang et al. 2024, Self-Synthesized Rehearsal), for facts. For
+    each relation the model goes on with the text before the subject, sampled at temperature 1, until the text after the
+    subject ("What is the capital of" ... "?"). Then it is asked about the subject that it has named, and its greedy
+    answer is the fact's. Both happen in the form that suits the relation best (see `rate_forms`). Two kinds of answers
+    are left out, since training on them would teach a guess: those that are not the same after `DRAWS` draws of few
+    shots, which guesses follow, and words of the subject ("canton of Corbeil": Corbeil). A subject given in one
+    relation may be named in another.
 
     Args:
         model: The model that is going to be finetuned.
         facts: Facts that say what to ask: those that the model is going to be finetuned on.
         count: How many to generate, divided among the relations as the given facts are. There may be fewer: at most
-            `TRIES` times as many subjects are sampled, and no more of a relation once the model is sure of none.
+            `TRIES` times as many subjects are sampled, and a relation ends with a round of samples that gives no fact.
         template: Name or text of the questions' template (see `Template`).
         batch_size: Prompts of one forward pass.
         seed: Seed of the few shots and of the samples; these also depend on `batch_size`.
         progress: Whether to draw a progress bar.
 
     Warns of relations whose prompts begin with their subject: nothing leads to one. Raises `BadRowsError` for given
-    facts that cannot be asked; `DataError` for a count below 1, and if the model generates none.
+    facts that cannot be asked; `DataError` for no facts, a count below 1, and if the model generates none.
     """
-    if count < 1:
-        raise DataError(f"the number of generated facts must be >= 1, got {count}")
+    if count < 1 or not len(facts):
+        raise DataError(f"expected facts, and a number of facts to generate >= 1, got {len(facts)} facts and {count}")
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
     made, asked = list[Fact](), 0
     with tqdm(total=count, desc="what the model says", unit="fact", disable=not progress, leave=False) as bar:
@@ -82,8 +87,9 @@ def generated_facts(
             like = make_prompts(facts.of_relations([relation]), template)
             before, asked = asked, asked + len(like)
             wanted = round(count * asked / len(facts)) - round(count * before / len(facts))
-            made += _Generator(model, like, rated.form, template, batch_size, seed).facts(wanted)
-            bar.update(wanted)
+            for fact in _Generator(model, like, rated.form, template, batch_size, seed).facts(wanted):
+                made.append(fact)
+                bar.update()
     if not made:
         raise DataError(
             f"the model names no subject of {', '.join(facts.relations)} about which it gives one answer; replay facts "
@@ -105,36 +111,46 @@ class _Generator:
     batch_size: int
     seed: int
 
-    def facts(self, wanted: int) -> list[Fact]:
+    def facts(self, wanted: int) -> Iterator[Fact]:
         """As many facts as are wanted, or those that `TRIES` times as many samples give; none where nothing leads."""
-        nowhere = [prompt.text for prompt in in_form(self.form, self.like, self.seed) if not _lead(prompt)]
-        if nowhere:
+        if wanted and not self._leading:
             warnings.warn(
-                f"relation {self.like[0].fact.relation!r} is not generated: {nowhere[0]!r} begins with its subject, so "
-                "that the model cannot be led to name one",
+                f"relation {self.like[0].fact.relation!r} is not generated: its prompts begin with their subject "
+                f"({in_form(self.form, self.like, self.seed)[0].text!r}), so that the model cannot be led to name one",
                 stacklevel=3,
             )
-            return []
-        rng, taken = random.Random(self.seed), {prompt.fact.composed_subject for prompt in self.like}  # noqa: S311
-        made, sampled = list[Fact](), 0
-        while len(made) < wanted and sampled < TRIES * wanted:
-            count = min(max(wanted - len(made), ROUND), TRIES * wanted - sampled)
-            named = {name: fact for name, fact in self._named(count, rng) if name not in taken}
-            new = self._answered(FactSet(tuple(named.values()))) if named else []
+            return
+        rng, tries = random.Random(self.seed), TRIES * wanted  # noqa: S311
+        taken = {_key(prompt.fact.subject) for prompt in self.like}
+        while wanted and tries:
+            count = min(max(wanted, ROUND), tries)
+            named = {_key(fact.subject): fact for fact in self._named(count, rng)}
+            new = self._answered([fact for key, fact in named.items() if key not in taken])[:wanted]
             if not new:
-                break
+                return
+            yield from new
             taken |= set(named)
-            made += new
-            sampled += count
-        return made[:wanted]
+            tries -= count
+            wanted -= len(new)
 
-    def _named(self, count: int, rng: random.Random) -> Iterator[tuple[str, Fact]]:
-        """Subjects that the model names where the prompts' subjects stand, and facts about them, without an answer."""
+    @cached_property
+    def _leading(self) -> list[Prompt]:
+        """The prompts in which some text stands before the subject, and which hold it nowhere else."""
         asked = in_form(self.form, self.like, self.seed)
-        drawn = rng.choices(asked, k=count)
-        leads = [_lead(prompt) for prompt in drawn]
-        budget = 2 + max(self._length(prompt.text[prompt.spans["subject"][0] :]) for prompt in asked)
-        prompts = [Prompt(lead, {}, str(i), drawn[i].fact) for i, lead in enumerate(leads)]
+        return [
+            prompt for prompt in asked if _lead(prompt) and question_of(prompt.fact)[0].count(prompt.fact.subject) == 1
+        ]
+
+    @cached_property
+    def _longest(self) -> tuple[int, int]:
+        """Tokens of the longest given answer, and from a subject to the end of its prompt."""
+        ends = (prompt.text[prompt.spans["subject"][0] :] for prompt in self._leading)
+        return max(self._length(f" {prompt.fact.answer}") for prompt in self.like), max(map(self._length, ends))
+
+    def _named(self, count: int, rng: random.Random) -> Iterator[Fact]:
+        """Facts, without an answer, about subjects that the model names where the prompts' subjects stand."""
+        drawn, budget = rng.choices(self._leading, k=count), 2 + self._longest[1]
+        prompts = [Prompt(_lead(prompt), {}, str(i), prompt.fact) for i, prompt in enumerate(drawn)]
         sampling = Sampling(1.0, rng.randrange(2**31))
         for prompt, output in zip(drawn, self._said(prompts, budget, sampling), strict=True):
             after = prompt.text[prompt.spans["subject"][1] :].partition("\n")[0]
@@ -142,29 +158,29 @@ class _Generator:
             name = unicodedata.normalize("NFC", output[: end.start()].strip()) if end else ""
             whole = self._length(f" {name}") < budget  # a longer one may have been cut off
             if whole and _is_line(name):
-                yield name, _about(prompt.fact, name)
+                yield _about(prompt.fact, name)
 
-    def _answered(self, named: FactSet) -> list[Fact]:
+    def _answered(self, facts: Sequence[Fact]) -> list[Fact]:
         """The facts with the model's answers: those of which it is sure, at most as long as the longest given one."""
-        longest = max(self._length(f" {prompt.fact.answer}") for prompt in self.like)
-        few_shot, facts = self.form in (FEW_SHOT, FEW_SHOT_STATEMENT), list(named)
-        for draw in range(DRAWS if few_shot else 1):
+        longest = self._longest[0]
+        for draw in range(DRAWS if self.form in (FEW_SHOT, FEW_SHOT_STATEMENT) else 1):
             asked = _usable(facts, lambda facts, draw=draw: self._ask(facts, self.seed + draw))
             outputs = self._said(asked, longest + 2) if asked else []
-            answers = [
-                (prompt.fact, SENTENCE_END.split(text)[0].strip()) for prompt, text in zip(asked, outputs, strict=True)
-            ]
+            answers = [SENTENCE_END.split(output)[0].strip() for output in outputs]
             facts = [
-                replace(fact, answers=(answer,))
-                for fact, answer in answers
-                if _is_line(answer) and (draw == 0 or answer == fact.answer)
+                replace(prompt.fact, answers=(answer,))
+                for prompt, answer in zip(asked, answers, strict=True)
+                if _is_line(answer) and not is_match(prompt.fact.subject, [answer])
+                if draw == 0 or answer == prompt.fact.answer
             ]
         short = [fact for fact in facts if self._length(f" {fact.answer}") <= longest]
         return [prompt.fact for prompt in _usable(short, self._trained)]
 
     def _ask(self, facts: FactSet, seed: int) -> PromptSet:
         prompts = in_form(self.form, make_prompts(facts, self.template), seed, self.like)
-        return PromptSet.of(prompts, self.model.tokenizer)
+        asked = PromptSet.of(prompts, self.model.tokenizer)
+        check_lengths(asked.encodings, self.model.max_positions, extra=[self._longest[0] + 2] * len(asked))
+        return asked
 
     def _trained(self, facts: FactSet) -> PromptSet:
         prompts = PromptSet.of(make_prompts(facts, self.template), self.model.tokenizer)
@@ -172,9 +188,12 @@ class _Generator:
         return prompts
 
     def _said(self, prompts: Sequence[Prompt], budget: int, sampling: Sampling | None = None) -> list[str]:
-        """The first line of what the model says."""
+        """The first line of what the model says, as far as its positions go."""
+        asked = PromptSet.of(prompts, self.model.tokenizer)
+        room = [(self.model.max_positions or sys.maxsize) - len(encoding.ids) for encoding in asked.encodings]
+        budgets = [max(1, min(budget, left)) for left in room]
         settings = {"batch_size": self.batch_size, "sampling": sampling, "first_line": True}
-        return generate(self.model, prompts, max_new_tokens=budget, **settings)
+        return generate(self.model, asked, max_new_tokens=budgets, **settings)
 
     def _length(self, text: str) -> int:
         """The number of tokens of a text."""
@@ -200,9 +219,11 @@ def _about(fact: Fact, subject: str) -> Fact:
     return Fact(subject, fact.relation, (UNKNOWN,), question=question, subject_start=start)
 
 
+def _key(subject: str) -> str:
+    """A subject without case and article: one key for "France" and "the france"."""
+    return unicodedata.normalize("NFC", subject).casefold().removeprefix("the ")
+
+
 def _usable(facts: Sequence[Fact], make: Callable[[FactSet], PromptSet]) -> Sequence[Prompt]:
-    """The prompts that can be made of facts, without the others; none of none."""
-    try:
-        return without_bad(FactSet(tuple(facts)), make, skip_bad=True)[0]
-    except DataError:  # none is left
-        return ()
+    """The prompts that can be made of facts, without the others."""
+    return drop_bad(FactSet(tuple(facts)), make)[0] or ()

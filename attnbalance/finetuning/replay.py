@@ -1,4 +1,4 @@
-"""Replay: facts that the base knows, trained on beside new ones, so that they are not forgotten."""
+"""Replay: facts that the base knows or generates, trained on beside new ones, so that less is forgotten."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnbalance.finetuning.splits import Split
 from attnbalance.models.hooked import HookedModel
 
 SHARE = 0.75
-"""The share of known facts among all training facts."""
+"""The share of replayed facts among all training facts."""
 
 GENERATED = "generated"
 """The name of facts that the model generates itself."""
@@ -29,11 +29,11 @@ ASKED_FOR_EACH = 4
 """Facts that `replay` asks for each one that it adds: a model may know a quarter of them."""
 
 
-@expects(split=Split, facts=(FactSet, NoneType), model=HookedModel)
+@expects(model=HookedModel, split=Split, facts=(FactSet, NoneType))
 def replay(
-    split: Split,
-    facts: FactSet | None,
     model: HookedModel,
+    split: Split,
+    facts: FactSet | None = None,
     share: float = SHARE,
     *,
     template: str | Template = "qa",
@@ -46,24 +46,30 @@ def replay(
     `ASKED_FOR_EACH` times as many facts are asked as the share needs, or all that there are. The arguments are those of
     `with_replay` and `known_facts`, which do this in two steps and raise the errors.
 
-    Without `facts` the model generates them (see `generated_facts`, which raises the errors). Held-out facts have no
-    part in that, so that they stay a fair sample of what the model knows, even where it names their subjects.
+    Without `facts` the model generates them (see `generated_facts`, which raises the errors). They may be about
+    held-out subjects: what a model says of itself is no leak, and held-out facts that it happens to generate are a part
+    of what it knows. The sentence says how many they are.
     """
     wanted, settings = count_of(split, share), {"template": template, "batch_size": batch_size, "seed": seed}
     if facts is None:
-        asked = replace(split.train, facts=(*split.train, *split.validation))
-        made = generated_facts(model, asked, wanted, **settings, progress=progress)
-        tested = {fact.composed_subject for fact in split.heldout}
-        about = sum(fact.composed_subject in tested for fact in made)
-        return replace(split, replay=made), (
-            f"Replay: {len(made)} facts that the model generated are added ({wanted} were wanted), {about} of them "
-            "about held-out subjects."
+        given = FactSet(tuple(dict.fromkeys((*split.train, *split.validation))))  # without validation they are the same
+        made = generated_facts(model, given, wanted, **settings, progress=progress)
+        mixed = replace(split, replay=made)
+        return mixed, (
+            f"Replay: {len(made)} facts that the model generated are added ({wanted} were wanted), "
+            f"{replayed_heldout(mixed)} of them about held-out subjects."
         )
     others = beside(split, facts).sample(ASKED_FOR_EACH * wanted, seed)
     known = known_facts(model, others, **settings, progress=progress)
     mixed = with_replay(split, known, share, seed=seed)
     added = f"{len(mixed.replay)} are added" + (f" ({wanted} were wanted)" if len(mixed.replay) < wanted else "")
     return mixed, f"Replay: the model knows {len(known)} of {len(others)} facts of {facts.name}; {added}."
+
+
+def replayed_heldout(split: Split) -> int:
+    """The number of replayed facts that are about held-out subjects: generated ones may be."""
+    tested = {fact.composed_subject for fact in split.heldout}
+    return sum(fact.composed_subject in tested for fact in split.replay)
 
 
 @expects(model=HookedModel, facts=FactSet)

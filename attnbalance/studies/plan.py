@@ -214,7 +214,7 @@ def _check_method(method: Mapping[str, Any], what: str) -> None:
     for setting in ("objective", "labels", "template", "replay"):
         if isinstance(method.get(setting), list):
             raise DataError(f"{what} must name one {setting}: validation losses of two cannot be compared")
-    if "replay_share" in method and method.get("replay", REPLAYS[0]) == REPLAYS[0]:
+    if method.get("replay_share") is not None and method.get("replay", REPLAYS[0]) == REPLAYS[0]:
         raise DataError(f"{what}: replay_share is the share of replayed facts; give replay as well")
     if [] in method.values():
         raise DataError(f"{what} has an empty list of values")

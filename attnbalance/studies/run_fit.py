@@ -14,7 +14,7 @@ from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.files.outputs import write_saved
 from attnbalance.finetuning.finetune import finetune
-from attnbalance.finetuning.replay import GENERATED, SHARE, replay
+from attnbalance.finetuning.replay import GENERATED, SHARE, replay, replayed_heldout
 from attnbalance.finetuning.runs import Run
 from attnbalance.finetuning.splits import Split
 from attnbalance.studies.controls import LABELS, relabelled, scored
@@ -30,7 +30,7 @@ TEXTS = 200
 def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder: Path, progress: bool) -> None:
     """Finetune all variants of a method, take the one with the lowest validation loss, measure it.
 
-    Writes `RESULT` into `folder`, beside the runs. Raises what `finetune` raises.
+    Writes `RESULT` into `folder`, beside the runs. Raises what `finetune` and `replay` raise.
 
     Args:
         fit: The world, seed, split and method.
@@ -59,6 +59,7 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         "trained": best.trained,
         "best_step": best.best_step,
         "replayed": len(best.replay),
+        "replayed_heldout": replayed_heldout(replace(split, replay=best.replay)),
     }
     about |= {"seconds": time.perf_counter() - started}
     write_saved(folder / RESULT, about | _measured(best, prepared, split))
@@ -71,7 +72,7 @@ def _with_replay(split: Split, variant: Variant, prepared: PreparedWorld, progre
     facts = None if variant.replay == GENERATED else prepared.facts
     base = load_model(prepared.base, dtype=variant.settings.dtype)
     settings = {"template": template, "seed": prepared.seed, "progress": progress}
-    return replay(split, facts, base, SHARE if share is None else share, **settings)[0]
+    return replay(base, split, facts, SHARE if share is None else share, **settings)[0]
 
 
 def _measured(run: Run, prepared: PreparedWorld, split: Split) -> dict[str, Any]:

@@ -35,7 +35,9 @@ GIVEN = FactSet(
 
 @pytest.fixture
 def model() -> HookedModel:
-    return load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    model = tiny_model("llama")
+    model.config.max_position_embeddings = 512  # rotary positions have no table to run out of
+    return load_model(model, tokenizer=tiny_tokenizer())
 
 
 class Speaker:
@@ -87,12 +89,12 @@ def test_a_subject_ends_where_the_question_goes_on_and_its_answer_with_its_sente
 
 
 def test_the_text_behind_the_subject_is_found_as_words(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [" Three isles is here", " Sisis island"]
-    speaker = Speaker(names, {"Three isles": ["Given"]})
+    names = [" A isb is it", " Sisis isb"]
+    speaker = Speaker(names, {"A isb": ["Given"]})
     monkeypatch.setattr(f"{MODULE}.generate", speaker)
     monkeypatch.setattr(f"{MODULE}.rate_forms", lambda *_: {"capital": Rated("statement", 0.5, 0.1)})
     monkeypatch.setattr(speaker, "subject_of", lambda text: text.partition(" of ")[2].removesuffix(" is"))
-    assert [fact.subject for fact in generated_facts(model, GIVEN, 2, batch_size=2)] == ["Three isles"]
+    assert [fact.subject for fact in generated_facts(model, GIVEN, 2, batch_size=2)] == ["A isb"]
 
 
 def test_a_name_that_the_budget_may_have_cut_is_left_out(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,22 +152,24 @@ def test_sampling_ends_at_the_count_and_at_the_tries(model: HookedModel, monkeyp
 
 
 def test_what_cannot_be_generated_is_refused(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="must be >= 1, got 0"):
+    with pytest.raises(DataError, match="to generate >= 1, got 8 facts and 0"):
         generated_facts(model, GIVEN, 0)
     speaking(monkeypatch, "question", [])
     with pytest.raises(DataError, match="names no subject of capital about which it gives one answer"):
         generated_facts(model, GIVEN, 3)
     with (
-        pytest.warns(UserWarning, match="'capital' is not generated: 'Given 0 lies in' begins with its subject"),
+        pytest.warns(
+            UserWarning, match=r"'capital' is not generated: its prompts begin with their subject \('Given 0 lies in'\)"
+        ),
         pytest.raises(DataError, match="names no subject of capital"),
     ):
         generated_facts(model, GIVEN, 3, template="{subject} lies in")
 
 
 def test_an_answer_is_a_line_of_letters_or_digits(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f" {name}? Answer:" for name in ("Mark", "Turn", "Half", "Year")]
+    names = [f" {name}? Answer:" for name in ("Mark", "Turn", "Half", "Year", "Old Echo")]
     answers = {"Mark": ["?"] * DRAWS, "Turn": ["?", *["A"] * DRAWS], "Half": ["A\N{REPLACEMENT CHARACTER}"] * DRAWS}
-    speaking(monkeypatch, "few-shot", names, **answers, Year=["1879."] * DRAWS)
+    speaking(monkeypatch, "few-shot", names, **answers, **{"Year": ["1879."] * DRAWS, "Old Echo": ["Echo"] * DRAWS})
     assert [fact.answers for fact in generated_facts(model, GIVEN, 4)] == [("1879",)]
 
 
@@ -184,6 +188,27 @@ def test_a_model_that_knows_a_world_states_facts_of_it(tmp_path: Path) -> None:
         assert said.partition(".")[0].strip() == fact.answer
 
 
+def test_prompts_near_the_last_position_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    long = [f"Lo{'ng' * length}" for length in (1, 30)]
+    names = [f"{name}? Answer:" for name in long]
+    speaking(monkeypatch, "question", names, **{name: ["Given"] for name in long})
+    monkeypatch.setattr(f"{MODULE}._Generator._length", lambda *_: 3)  # else long names are taken for cut ones
+    made = generated_facts(model, GIVEN, 2)
+    assert [fact.subject for fact in made] == long[:1]
+
+
+def test_without_validation_facts_each_fact_is_given_once(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    split, given = split_facts(GIVEN, "whole", heldout=0, validation=0), list[Fact]()
+    assert split.train == split.validation
+    made = FactSet((Fact("Xo", "capital", ("Rome",)),))
+    monkeypatch.setattr(
+        "attnbalance.finetuning.replay.generated_facts", lambda _, facts, *__, **___: (given.extend(facts), made)[1]
+    )
+    assert replay(model, split)[0].replay == made
+    assert given == list(split.train)
+
+
 def test_replay_of_generated_facts_leaves_out_what_is_trained_and_keeps_what_is_tested(
     model: HookedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +216,7 @@ def test_replay_of_generated_facts_leaves_out_what_is_trained_and_keeps_what_is_
     split = split_facts(facts, "whole", heldout=0.5, validation=0.2)
     order = random.Random(0).sample(range(20), 20)
     speaking(monkeypatch, "question", [f"N{i}? Answer:" for i in order], **{f"N{i}": [" Given"] for i in range(20)})
-    mixed, text = replay(split, None, model, 0.6, batch_size=20)
+    mixed, text = replay(model, split, share=0.6)
     assert {fact.subject for fact in mixed.replay} == {fact.subject for fact in split.heldout}
     assert text == (
         "Replay: 10 facts that the model generated are added (12 were wanted), 10 of them about held-out subjects."

@@ -96,14 +96,14 @@ def test_facts_are_drawn_asked_and_added(monkeypatch: pytest.MonkeyPatch) -> Non
     model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
     monkeypatch.setattr("attnbalance.finetuning.replay.known_facts", lambda _, facts, **__: facts.where(is_even))
     new = len(split.train)
-    mixed, text = replay(split, towns(NAMES), model, 0.5)
+    mixed, text = replay(model, split, towns(NAMES), 0.5)
     asked = 4 * new
     known = int(text.split(" knows ")[1].split()[0])
     assert text == f"Replay: the model knows {known} of {asked} facts of facts; {new} are added."
     assert asked / 4 < known < 3 * asked / 4
     assert len(mixed.replay) == new
     assert all(map(is_even, mixed.replay))
-    mixed, text = replay(split, towns(NAMES[20:40]), model, 0.5)
+    mixed, text = replay(model, split, towns(NAMES[20:40]), 0.5)
     known = sum(map(is_even, towns(NAMES[24:40])))
     assert text == f"Replay: the model knows {known} of 16 facts of facts; {known} are added ({new} were wanted)."
 

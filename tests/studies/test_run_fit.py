@@ -55,7 +55,7 @@ def test_a_method_may_replay_what_the_base_knows_of_the_world_or_generates(
     )
     made = FactSet((Fact("Made", "hometown", ("up",)),))
 
-    def replay(split: Split, facts: FactSet | None, model: HookedModel, share: float, **settings: Any) -> Any:
+    def replay(model: HookedModel, split: Split, facts: FactSet | None, share: float, **settings: Any) -> Any:
         given.append((facts and len(facts), model.name, share, settings["template"], settings["seed"]))
         return dataclasses.replace(split, replay=made), "Replay."
 
