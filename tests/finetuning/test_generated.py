@@ -190,7 +190,7 @@ def test_a_model_that_knows_a_world_states_facts_of_it(tmp_path: Path) -> None:
 
 def test_prompts_near_the_last_position_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
-    long = [f"Lo{'ng' * length}" for length in (1, 30)]
+    long = [f"Lo{'ng' * length}" for length in (1, 90)]
     names = [f"{name}? Answer:" for name in long]
     speaking(monkeypatch, "question", names, **{name: ["Given"] for name in long})
     monkeypatch.setattr(f"{MODULE}._Generator._length", lambda *_: 3)  # else long names are taken for cut ones
