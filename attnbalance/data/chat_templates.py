@@ -23,9 +23,14 @@ SECONDS, SECONDS_A_TURN = 10, 0.05
 LONGEST = 100_000
 """Characters that a template may put around a turn; the longest in use put about 10,000."""
 
+ANSWER = "Answer"
+"""What the assistant says in the chat that is rendered with an answer."""
 
-def render_turns(tokenizer: PreTrainedTokenizerBase, contents: Sequence[str]) -> list[str]:
+
+def render_turns(tokenizer: PreTrainedTokenizerBase, contents: Sequence[str]) -> tuple[list[str], str]:
     """Each content as the one user turn of a chat, rendered up to where the assistant begins.
+
+    And the first of them with the assistant's turn `ANSWER`; "" if the template refuses that.
 
     Jinja's sandbox keeps a template from files and attributes, but not from `'a' * 10**12` or nested loops. So a
     separate process renders, with limits on memory and processor time that the kernel enforces. It is forked, which
@@ -42,9 +47,9 @@ def render_turns(tokenizer: PreTrainedTokenizerBase, contents: Sequence[str]) ->
     sender.close()
     try:
         in_time = receiver.poll(60 + 10 * seconds)  # on a busy machine processor time passes slowly
-        rendered, failure = receiver.recv() if in_time else ([], "no end")
+        rendered, answered, failure = receiver.recv() if in_time else ([], "", "no end")
     except EOFError:
-        rendered, failure = [], f"it takes more than {seconds} s or {MEMORY // 2**20} MB"
+        rendered, answered, failure = [], "", f"it takes more than {seconds} s or {MEMORY // 2**20} MB"
     finally:
         process.kill()
         process.join()
@@ -52,7 +57,7 @@ def render_turns(tokenizer: PreTrainedTokenizerBase, contents: Sequence[str]) ->
         raise ModelError(
             f"the chat template of {tokenizer.name_or_path!r} refuses one user turn: {failure}; leave out `chat=True`"
         )
-    return rendered
+    return rendered, answered
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, contents: list[str], seconds: int, sender: Connection) -> None:
@@ -67,10 +72,20 @@ def _render(tokenizer: PreTrainedTokenizerBase, contents: list[str], seconds: in
                 raise ModelError(f"it puts {len(text) - len(content):,} characters around a turn, over {LONGEST:,}")
             text.encode()  # half a character could not be tokenized
             rendered.append(text)
-        sender.send((rendered, ""))
+        sender.send((rendered, _answered(tokenizer, contents[0]), ""))
     except BaseException as error:  # a template can raise anything; the parent reports it
         rendered.clear()
-        sender.send(([], f"{' '.join(str(error)[:1000].split()) or 'no message'} ({type(error).__name__})"))
+        sender.send(([], "", f"{' '.join(str(error)[:1000].split()) or 'no message'} ({type(error).__name__})"))
+
+
+def _answered(tokenizer: PreTrainedTokenizerBase, content: str) -> str:
+    """A user's turn and the assistant's."""
+    turns = [{"role": "user", "content": content}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
+    except Exception:  # a template may refuse what it was not written for
+        return ""
+    return text if len(text) <= len(content) + LONGEST else ""
 
 
 def _limit(seconds: int) -> None:

@@ -70,6 +70,6 @@ def _few_shot(prompts: Sequence[Prompt], seed: int, shots_from: Sequence[Prompt]
 def _after_shots(prompt: Prompt, shots: Sequence[Prompt]) -> Prompt:
     """A prompt after answered ones; those about its own subject are left out."""
     used = [shot for shot in shots if shot.fact.composed_subject != prompt.fact.composed_subject][:SHOTS]
-    prefix = "".join(f"{shot.text} {shot.fact.answer}\n\n" for shot in used)
+    prefix = "".join(f"{shot.with_answer}\n\n" for shot in used)
     spans = {role: (start + len(prefix), end + len(prefix)) for role, (start, end) in prompt.spans.items()}
     return replace(prompt, text=prefix + prompt.text, spans=spans)

@@ -28,6 +28,8 @@ class Prompt:
     prompt_id: unique within a set of prompts, and the same for the same facts in another run.
     fact: the fact that is asked about.
     has_special_tokens: the text already holds the tokenizer's special tokens (a rendered chat), so none are added.
+    answer_space: the white space between the text and its answer. None: a space; nothing where the text ends in white
+        space or is a rendered chat.
     """
 
     text: str
@@ -35,6 +37,7 @@ class Prompt:
     prompt_id: str
     fact: Fact
     has_special_tokens: bool = False
+    answer_space: str | None = None
 
     def __post_init__(self) -> None:
         """Copy the spans, read-only."""
@@ -42,7 +45,14 @@ class Prompt:
 
     def __reduce__(self) -> tuple[type[Prompt], tuple[object, ...]]:
         """Copies and pickles are made from the fields: read-only spans can be neither copied nor pickled."""
-        return Prompt, (self.text, dict(self.spans), self.prompt_id, self.fact, self.has_special_tokens)
+        spans = dict(self.spans)
+        return Prompt, (self.text, spans, self.prompt_id, self.fact, self.has_special_tokens, self.answer_space)
+
+    @property
+    def with_answer(self) -> str:
+        """The text with the fact's first answer."""
+        usual = "" if self.has_special_tokens or self.text[-1:].isspace() else " "
+        return f"{self.text}{usual if self.answer_space is None else self.answer_space}{self.fact.answer}"
 
     def part(self, role: str) -> str:
         """The text of one role."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from attnbalance.data.chat_templates import render_turns
+from attnbalance.data.chat_templates import ANSWER, render_turns
 from attnbalance.data.prompts import CharSpan, Prompt
 from attnbalance.errors import BadRowsError, ModelError
 
@@ -76,15 +76,14 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
 def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
     """The tokens of each prompt's first answer, put after the prompt, without special tokens.
 
-    A space separates the two, except after a rendered chat, whose header ends where the answer begins. Raises
-    `BadRowsError` for prompts whose end the tokenizer merges with the answer.
+    What stands between the two says `Prompt.answer_space`. Raises `BadRowsError` for prompts whose end the tokenizer
+    merges with the answer.
     """
     answers: list[tuple[int, ...]] = [()] * len(encodings)
     bad = []
     for special in (False, True):
         chosen = [i for i, encoding in enumerate(encodings) if encoding.prompt.has_special_tokens == special]
-        space, prompts = "" if special else " ", [encodings[i].prompt for i in chosen]
-        joined = [f"{prompt.text}{space}{prompt.fact.answer}" for prompt in prompts]
+        joined = [encodings[i].prompt.with_answer for i in chosen]
         tokenized = _tokenize(joined, tokenizer, add_special_tokens=not special) if chosen else []
         for i, text, (whole, _) in zip(chosen, joined, tokenized, strict=True):
             size = len(encodings[i].ids)
@@ -112,14 +111,17 @@ def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tuple[Prompt, ...]:
     """The prompts as one user turn of the tokenizer's chat template, up to where the assistant begins.
 
-    The template is rendered around a mark, so the spans move by a known number of characters. Raises `ModelError` for
-    a tokenizer without a chat template, and for a template that cannot be rendered or alters the text of a turn.
+    The template is rendered around a mark, so the spans move by a known number of characters, and once with an answer:
+    that of Llama 2 or Vicuna puts a space before it. Raises `ModelError` for a tokenizer without a chat template, and
+    for a template that cannot be rendered or alters the text of a turn.
     """
     if not tokenizer.chat_template:
         raise ModelError(f"tokenizer {tokenizer.name_or_path!r} has no chat template; leave out `chat=True`")
     mark = "\N{OBJECT REPLACEMENT CHARACTER}"
-    marked, *texts = render_turns(tokenizer, [mark, *(prompt.text for prompt in prompts)])
+    (marked, *texts), answered = render_turns(tokenizer, [mark, *(prompt.text for prompt in prompts)])
     before, _, after = marked.partition(mark)
+    between, answer, _ = answered.removeprefix(marked).partition(ANSWER)
+    space = between if answer and answered.startswith(marked) and not between.strip() else ""
     result = []
     for prompt, text in zip(prompts, texts, strict=True):
         if text != before + prompt.text + after:
@@ -127,7 +129,7 @@ def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tu
                 f"the chat template of {tokenizer.name_or_path!r} alters the text of a turn: {prompt.text[:80]!r}"
             )
         spans = {role: (start + len(before), end + len(before)) for role, (start, end) in prompt.spans.items()}
-        result.append(Prompt(text, spans, prompt.prompt_id, prompt.fact, has_special_tokens=True))
+        result.append(Prompt(text, spans, prompt.prompt_id, prompt.fact, has_special_tokens=True, answer_space=space))
     return tuple(result)
 
 

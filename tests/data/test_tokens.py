@@ -7,6 +7,7 @@ from tiny import FACTS, TOKENIZERS, tiny_prompts, tiny_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from attnbalance import Fact, Prompt
+from attnbalance.data.forms import in_form
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import Encoding, as_chat, encode, encode_answers
 from attnbalance.errors import BadRowsError, ModelError
@@ -157,6 +158,44 @@ def test_an_answer_stands_behind_a_space_and_in_a_chat_right_behind_the_header()
         encodings = encode(asked, tokenizer)
         for encoding, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True):
             assert tokenizer.decode(answer) == f"{space}{encoding.prompt.fact.answer}"
+
+
+VICUNA = (
+    "{% for m in messages %}{{ ('USER: ' if m.role == 'user' else 'ASSISTANT: ') + m.content + ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "space"),
+    [
+        (VICUNA, " "),
+        (VICUNA.replace("ASSISTANT: ", "ASSISTANT:\n").replace("ASSISTANT:'", "ASSISTANT:\n'"), ""),
+        (VICUNA.replace("ASSISTANT: ", "ASSISTANT:<think>no</think> "), ""),  # more than white space
+        (VICUNA.replace("{{ (", "{% if m.role != 'user' %}{{ raise_exception('no') }}{% endif %}{{ ("), ""),
+    ],
+)
+def test_an_answer_in_a_chat_begins_as_the_template_says(template: str, space: str) -> None:
+    tokenizer = tiny_tokenizer("chat")
+    tokenizer.chat_template = template
+    chat = as_chat(tiny_prompts("qa"), tokenizer)
+    assert {prompt.answer_space for prompt in chat} == {space}
+    encodings = encode(chat, tokenizer)
+    for encoding, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True):
+        assert tokenizer.decode(answer) == f"{space}{encoding.prompt.fact.answer}"
+
+
+@pytest.mark.parametrize("form", ["question", "few-shot"])
+def test_an_answer_after_white_space_has_no_space_of_its_own(form: str) -> None:
+    facts = [Fact(f"Town {i}", "country", ("Chad",)) for i in range(6)]
+    tokenizer, prompts = tiny_tokenizer(), make_prompts(facts, "Q: {question}\nA:\n")
+    encodings = encode(in_form(form, prompts), tokenizer)
+    for encoding, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True):
+        assert tokenizer.decode(answer) == encoding.prompt.fact.answer
+        assert "\n " not in encoding.prompt.text
+    trailing = encode(make_prompts(facts, "Q: {question} A: "), tokenizer)
+    with pytest.raises(BadRowsError, match=r"prompts merge with their answer(.|\n)*end the template differently"):
+        encode_answers(trailing, tokenizer)
 
 
 @pytest.mark.parametrize("subject", ["Paris", "1984", "Zürich", "北京"])
