@@ -21,6 +21,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "before": before,
         "after": after,
         "answer": headline(explanation),
+        "scoring": scoring_of(explanation),
         "ambiguous": explanation.ambiguous,
         "settings": {name: list(values) for name, values in explanation.settings.items()},
         "groups": {name: _group(change) for name, change in explanation.groups.items()},
@@ -33,6 +34,12 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "hidden": {label: _hidden(hidden) for label, hidden in explanation.hidden.items()},
         "examples": [example_json(explanation.facts[i], explanation.labels) for i in explanation.examples],
     }
+
+
+def scoring_of(explanation: Explanation) -> str | None:
+    """What made an answer right, one of `SCORINGS`."""
+    asked = explanation.comparison[explanation.labels[0]].recall
+    return asked and asked.scoring
 
 
 def example_json(fact: FactChange, labels: tuple[str, str]) -> dict[str, Any]:

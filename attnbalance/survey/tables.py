@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from attnbalance.readings.knowledge import CATEGORIES, Knowledge
 from attnbalance.report.wording import percent, percent_interval
 
-CAPTION = """Right answers (95% intervals, clustered by subject), greedy, in each form; the best form is named for each
-relation on these same facts, so choose it on other facts than you report. "constant": the relation's most frequent
-answer to everything, which is right without any knowledge. Categories (SLiCK, Gekhman et al. 2024): of ten greedy
+CAPTION = """Right answers ({scoring}; 95% intervals, clustered by subject), greedy, in each form; in the form chat the
+question stands as it is, whatever the template. The best form is named for each relation on these same facts, so choose
+it on other facts than you report. "constant": the relation's most frequent answer to everything, which is right without any knowledge. Categories (SLiCK, Gekhman et al. 2024): of ten greedy
 answers to few-shot questions with other examples, all are right (HighlyKnown), some (MaybeKnown), or none, with a right
 one among up to 160 samples (WeaklyKnown) or without (Unknown). "known": HighlyKnown or MaybeKnown. "by chance": the
 share that the same answers, held against another fact of the relation, would make known; answers that have nothing to
@@ -34,6 +34,7 @@ def as_json(known: Knowledge) -> dict[str, object]:
     """What one model knows, over all facts and by relation."""
     relations = {relation: known.of_relation(relation) for relation in known.relations}
     return {
+        "scoring": known.scoring,
         "all": _row(known),
         "relations": {name: _row(part) | {"best_form": part.best_form()} for name, part in relations.items()},
     }
@@ -48,7 +49,8 @@ def table(measured: Mapping[str, Knowledge]) -> str:
         parts = [("all", known), *((relation, known.of_relation(relation)) for relation in known.relations)]
         rows += [[label, name, *_cells(part, forms)] for name, part in parts]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join(lines) + f"\n\n{CAPTION}\n"
+    scorings = ", ".join(dict.fromkeys(known.scoring for known in measured.values()))
+    return "\n".join(lines) + f"\n\n{CAPTION.format(scoring=scorings)}\n"
 
 
 def _cells(known: Knowledge, forms: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ def test_the_page_escapes_what_comes_from_facts_and_holds_the_headline(tmp_path)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "explain &lt;a&gt; b" in page
+    assert "right by whole-words" in page
     assert "new gets 12 of 40 questions wrong that old gets right" in page
     assert not re.search(r"(src|href)=.?http|url\(.?http|@import", page)  # nothing from the network
 

@@ -21,6 +21,12 @@ def test_the_sentence_says_how_much_is_known_and_what_a_constant_answer_gets() -
     assert text.endswith("; a constant answer gets 66.7%.")
 
 
+def test_the_scoring_is_named() -> None:
+    for known in (made(), replace(made(), scoring="containment")):
+        assert f"Right answers ({known.scoring}; 95% intervals" in table({"base": known})
+        assert as_json(known)["scoring"] == known.scoring
+
+
 def test_a_relation_called_all_stands_beside_all_relations() -> None:
     facts = [replace(prompt.fact, relation="all") for prompt in made().prompts]
     saved: Any = as_json(replace(made(), prompts=make_prompts(facts)))
