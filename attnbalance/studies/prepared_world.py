@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -74,26 +75,38 @@ class PreparedWorld:
     def _said(self) -> dict[str, str]:
         return dict(zip(self.statements.prompt_ids, self.statements.outputs, strict=True))
 
-    def controls(self, name: str) -> dict[str, dict[str, Any]]:
-        """The results on a split's held-out questions of the base, asked in each form, and of a constant answer."""
-        from attnbalance.data.forms import in_form
+    def controls(self, name: str, templates: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The results on a split's held-out questions of the base, asked in each form, and of a constant answer.
 
+        Questions are asked by each of the templates, and named with it if there are several.
+        """
         split = self.split(name)
-        asked = [self.questions[id(fact)] for fact in split.heldout]
-        heldout = {prompt.prompt_id for prompt in asked}
-        others = [prompt for prompt in self.questions.values() if prompt.prompt_id not in heldout]
         shortcuts = split.train.most_frequent_answers()
+        asked = [self.questions[id(fact)] for fact in split.heldout]
         answers = {untrained("statement"): self.statements.at([prompt.prompt_id for prompt in asked])}
-        part = "controlled" if name.startswith("controlled-") else "heldout"
-        for form in ("question", "few-shot"):
-            try:
-                prompts = in_form(form, asked, self.seed, others)
-                answers[untrained(form)] = self._asked(f"{part}-{form}", prompts)
-            except DataError as error:  # too few facts for shots, or prompts too long after them
-                warnings.warn(f"the control {untrained(form)!r} of split {name} is left out: {error}", stacklevel=2)
+        for template in templates:
+            wording = f" ({template})" if len(templates) > 1 else ""
+            for form, said in self._untrained(name, split, template):
+                answers[untrained(form + wording)] = said
         scores = {control: score(asked, answered.outputs, shortcuts) for control, answered in answers.items()}
         scores[CONSTANT] = constant(asked, shortcuts)
         return {control: scored(answered, self.stated) for control, answered in scores.items()}
+
+    def _untrained(self, name: str, split: Split, template: str) -> Iterator[tuple[str, Recall]]:
+        """What the base answers to a split's held-out questions and after few shots."""
+        from attnbalance.data.forms import in_form
+
+        questions = {id(fact): p for fact, p in zip(self.facts, make_prompts(self.facts, template), strict=True)}
+        asked = [questions.pop(id(fact)) for fact in split.heldout]
+        part = "controlled" if name.startswith("controlled-") else "heldout"
+        wording = "" if template == "qa" else f"-{hashlib.sha256(template.encode()).hexdigest()[:8]}"
+        for form in ("question", "few-shot"):
+            try:
+                prompts = in_form(form, asked, self.seed, list(questions.values()))
+                yield form, self._asked(f"{part}-{form}{wording}", prompts)
+            except DataError as error:  # too few facts for shots, or prompts too long after them
+                control = untrained(form)
+                warnings.warn(f"the control {control!r} of split {name} is left out: {error}", stacklevel=3)
 
     def _asked(self, name: str, prompts: Sequence[Prompt]) -> Recall:
         """What the base answers to prompts, kept in a file of that name."""

@@ -65,11 +65,12 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
 def _controls(plan: Study, out: Path, progress: bool) -> list[dict[str, Any]]:
     """The results of what every fit is set against, for all worlds, seeds and splits."""
     worlds = {cell: _prepare(plan, *cell, out, progress) for cell in itertools.product(plan.worlds, plan.seeds)}
+    templates = list(dict.fromkeys(method.get("template", "qa") for method in plan.methods.values()))
     return [
         {"world": world, "seed": seed, "split": split, "method": name} | result
         for (world, seed), prepared in worlds.items()
         for split in plan.splits
-        for name, result in prepared.controls(split).items()
+        for name, result in prepared.controls(split, templates).items()
     ]
 
 
@@ -111,7 +112,7 @@ def _check_world(plan: Study, name: str) -> None:
     else:
         layers = recipe_of(settings).layers
     chosen = [variant for method in plan.methods.values() for variant in variants(method)]
-    for template in {"qa"} | {variant.settings.template for variant in chosen}:  # the base is asked by "qa"
+    for template in {"qa"} | {variant.settings.template for variant in chosen}:
         make_prompts(prepared.facts, template)
     for parts in {variant.settings.parts for variant in chosen}:
         check_layers(parse_parts(parts), layers, parts)

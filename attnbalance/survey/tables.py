@@ -10,11 +10,12 @@ from attnbalance.report.wording import percent, percent_interval
 
 CAPTION = """Right answers ({scoring}; 95% intervals, clustered by subject), greedy, in each form; in the form chat the
 question stands as it is, whatever the template. The best form is named for each relation on these same facts, so choose
-it on other facts than you report. "constant": the relation's most frequent answer to everything, which is right without any knowledge. Categories (SLiCK, Gekhman et al. 2024): of ten greedy
-answers to few-shot questions with other examples, all are right (HighlyKnown), some (MaybeKnown), or none, with a right
-one among up to 160 samples (WeaklyKnown) or without (Unknown). "known": HighlyKnown or MaybeKnown. "by chance": the
-share that the same answers, held against another fact of the relation, would make known; answers that have nothing to
-do with the subject make as much known. Where few answers are possible, guessing makes most facts WeaklyKnown."""
+it on other facts than you report. "constant": the relation's most frequent answer to everything, which is right without
+any knowledge. Categories (SLiCK, Gekhman et al. 2024): of ten greedy answers to few-shot questions with other examples,
+all are right (HighlyKnown), some (MaybeKnown), or none, with a right one among up to 160 samples (WeaklyKnown) or
+without (Unknown). "known": HighlyKnown or MaybeKnown. "by chance": the share that the same answers, held against
+another fact of the relation, would make known; answers that have nothing to do with the subject make as much known.
+Where few answers are possible, guessing makes most facts WeaklyKnown."""
 
 
 def answer(label: str, known: Knowledge) -> str:
