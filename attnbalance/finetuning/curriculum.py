@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 
 from attnbalance.errors import DataError
+from attnbalance.finetuning.splits import warn_of_ties
 
 CURRICULA = ("shuffled", "popular-first", "obscure-first", "popular-last", "popular-share")
 """The kinds of curriculum; the last is followed by a share: "popular-share=0.8"."""
@@ -74,7 +75,7 @@ def order(ranks: Sequence[float], steps: int, batch_size: int, seed: int, curric
 
     Args:
         ranks: One for each fact, higher for facts that are more popular or known better (see `rank_facts`); ties are
-            broken at random.
+            broken at random, with a warning if there are many.
         steps: The number of batches.
         batch_size: The number of facts in each.
         seed: Seed of all shuffles.
@@ -94,10 +95,12 @@ def order(ranks: Sequence[float], steps: int, batch_size: int, seed: int, curric
     rng = random.Random(seed)  # noqa: S311
     if kind == "shuffled":
         return _Rounds(everything, rng).take(steps * batch_size)
+    more, less = by_rank[:middle], by_rank[middle:]
+    warn_of_ties(f"the popular half of curriculum {curriculum}", [ranks[i] for i in more], {ranks[i] for i in less})
     if kind.endswith("-first"):
         ranked = by_rank if kind == "popular-first" else by_rank[::-1]
         return _growing(ranked, steps, batch_size, rng)
-    top, bottom = _Rounds(by_rank[:middle], rng), _Rounds(by_rank[middle:] or by_rank, rng)
+    top, bottom = _Rounds(more, rng), _Rounds(less or by_rank, rng)
     whole, result = _Rounds(everything, rng), list[int]()
     for step in range(steps):
         wanted = (share if kind == "popular-share" else PATCH) * batch_size

@@ -165,16 +165,16 @@ def _half(facts: Sequence[Fact], name: str, seed: int, ranks: Mapping[int, float
     size = math.floor(exact) if last else math.ceil(exact)
     half, others = (ranked[len(facts) - size :], ranked[:-size]) if last else (ranked[:size], ranked[size:])
     if name != "random":
-        _warn_of_ties(name, [ranks[id(facts[i])] for i in half], {ranks[id(facts[i])] for i in others})
+        warn_of_ties(f"split {name!r}", [ranks[id(facts[i])] for i in half], {ranks[id(facts[i])] for i in others})
     return tuple(facts[i] for i in sorted(half))
 
 
-def _warn_of_ties(name: str, half: Sequence[float], others: Collection[float]) -> None:
+def warn_of_ties(what: str, half: Sequence[float], others: Collection[float]) -> None:
     """Warn where more than a share `TIED` of a half is as popular as facts outside it: these were drawn at random."""
     tied = sum(rank in others for rank in half)
     if tied > TIED * len(half):
         warnings.warn(
-            f"{tied} of the {len(half)} facts of split {name!r} are as popular as facts outside it, or rank alike: "
+            f"{tied} of the {len(half)} facts of {what} are as popular as facts outside it, or rank alike: "
             "these were drawn at random",
             stacklevel=4,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections import Counter
 
 import pytest
@@ -176,3 +177,15 @@ def test_ties_do_not_follow_the_order_of_the_file(kind: str) -> None:
             for seed in range(40)
         ]
         assert 0.4 < sum(shares) / len(shares) < 0.6  # 0.5 +- 0.1 is 5 standard errors of 40 batches of 20
+
+
+@pytest.mark.parametrize("curriculum", KINDS)
+def test_a_popular_half_of_ties_is_warned_of(curriculum: str) -> None:
+    tied = [1.0] * 30 + [0.0] * 10
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        order(RANKS, 2, 4, 0, curriculum)
+        assert not caught
+        order(tied, 2, 4, 0, curriculum)
+    expected = f"20 of the 20 facts of the popular half of curriculum {curriculum} are as popular as facts outside it"
+    assert [str(warning.message).startswith(expected) for warning in caught] == [True] * (curriculum != "shuffled")
