@@ -19,7 +19,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             notebook = nbformat.read(path, as_version=4)
             NotebookClient(
-                notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}
+                notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": folder}}
             ).execute()
         print(f"{path.name}: {time.monotonic() - began:.0f} s")
 
