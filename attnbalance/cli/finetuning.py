@@ -199,8 +199,10 @@ def finetune(
     about_replay = ""
     if replay is not None:
         others, unusable = (None, "") if replay == GENERATED else _usable_others(replay, make, skip_bad)
-        doing = "lets {} generate facts" if others is None else f"asks {{}} which facts of {replay} it knows"
-        print(f"Replay: {doing.format(model)}; this may take minutes", file=sys.stderr)
+        doing = (
+            f"Letting {model} generate facts" if others is None else f"Asking {model} which facts of {replay} it knows"
+        )
+        print(f"{doing}; this may take minutes", file=sys.stderr)
         parts, about_replay = add_known(
             load_model(model, dtype=dtype),
             parts,

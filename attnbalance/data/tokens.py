@@ -76,7 +76,7 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
 def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
     """The tokens of each prompt's first answer, put after the prompt, without special tokens.
 
-    What stands between the two says `Prompt.answer_space`. Raises `BadRowsError` for prompts whose end the tokenizer
+    `Prompt.answer_space` says what stands between the two. Raises `BadRowsError` for prompts whose end the tokenizer
     merges with the answer.
     """
     answers: list[tuple[int, ...]] = [()] * len(encodings)

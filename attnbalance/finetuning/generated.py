@@ -75,8 +75,8 @@ def generated_facts(
         seed: Seed of the few shots and of the samples; these also depend on `batch_size`.
         progress: Whether to draw a progress bar.
 
-    Warns of relations whose prompts begin with their subject: nothing leads to one. Raises `BadRowsError` for given
-    facts that cannot be asked; `DataError` for no facts, a count below 1, and if the model generates none.
+    Warns of relations whose prompts begin with their subject, since no text leads to one. Raises `BadRowsError` for
+    given facts that cannot be asked; `DataError` for no facts, a count below 1, and if the model generates none.
     """
     if count < 1 or not len(facts):
         raise DataError(f"expected facts, and a number of facts to generate >= 1, got {len(facts)} facts and {count}")
@@ -188,7 +188,7 @@ class _Generator:
         return prompts
 
     def _said(self, prompts: Sequence[Prompt], budget: int, sampling: Sampling | None = None) -> list[str]:
-        """The first line of what the model says, as far as its positions go."""
+        """The first line of what the model says, within its positions."""
         asked = PromptSet.of(prompts, self.model.tokenizer)
         room = [(self.model.max_positions or sys.maxsize) - len(encoding.ids) for encoding in asked.encodings]
         budgets = [max(1, min(budget, left)) for left in room]

@@ -21,8 +21,10 @@ KL(base || model) on statements of the world, nats per token. Controls: "no trai
 statement, with the question, or with the question after four answered ones; "constant answer" gives every question its
 relation's most frequent training answer (or, without training facts, the questions' own most frequent answer), which
 looks up nothing. Shortcut rate: the share of wrong answers that are the relation's most frequent training answer, where
-there is one. Intervals: 95%, Student's for the mean over seeds; with one seed over facts, by subject, if possible. A
-simulation on small models, unless the study names a model."""
+there is one. A method that replays generated facts may train on held-out questions, with the base's own answers
+(`replayed_heldout` in result.json); one that replays known facts does not. Intervals: 95%, Student's for the mean over
+seeds; with one seed over facts, by subject, if possible. A simulation on small models, unless the study names a
+model."""
 
 HEAD = (
     "method",

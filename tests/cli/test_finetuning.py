@@ -143,7 +143,7 @@ def test_finetune_replays_what_the_model_knows_of_other_facts(
 ) -> None:
     """Every second of 16 facts is known; a third of the training facts are replayed."""
     names = [f"Town {letter}" for letter in "ABCDEFGHIJKLMNOP"]
-    others = tmp_path / "others.jsonl"
+    others = tmp_path / "others{1}.jsonl"
     others.write_text("".join(json.dumps({"subject": n, "relation": "capital", "answers": [n]}) + "\n" for n in names))
     monkeypatch.setattr(
         "attnbalance.finetuning.replay.completions", lambda asked, *_: [i % 2 == 0 for i in range(len(asked))]
