@@ -17,6 +17,7 @@ from .data.statements import statement_prompts as statement_prompts
 from .data.synthetic import synthetic_facts as synthetic_facts
 from .errors import AttnBalanceError as AttnBalanceError
 from .explanation.explain import explain as explain
+from .finetuning.adapters import add_lora as add_lora
 from .finetuning.examples import as_examples as as_examples
 from .finetuning.examples import make_examples as make_examples
 from .finetuning.finetune import finetune as finetune
@@ -24,9 +25,6 @@ from .finetuning.generated import generated_facts as generated_facts
 from .finetuning.objectives.parse import parse_objective as parse_objective
 from .finetuning.parameters import (
     FrozenWeights as FrozenWeights,
-)
-from .finetuning.parameters import (
-    add_lora as add_lora,
 )
 from .finetuning.parameters import (
     select_weights as select_weights,

@@ -21,7 +21,7 @@ base learns nothing by definition. Intervals are 95%, clustered by subject; with
 Numbers in parentheses count facts, or seeds.
 
 A finished row is not made again if its settings are the same; a killed run resumes. --out holds a JSON file for each
-row and seed, the table and a figure of kept against learned.
+row and seed, the table and a figure of kept against learned, and in folders the answers and the finetuned models.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from real_model_rows import ROWS, Protocol, Trial
+from real_model_rows import ROWS
 from real_model_scores import draw, over_seeds, table
+from real_model_trial import Protocol, Trial
 
 from attnbalance.data.facts import FactSet
 from attnbalance.data.forms import FORMS
@@ -177,6 +178,7 @@ def main() -> None:
     parser.add_argument("--model", help=f"a model folder or GGUF file; by default that of {PACKAGE}")
     parser.add_argument("--rows", type=listed, default=list(ROWS), help=f"some of {', '.join(ROWS)}")
     parser.add_argument("--relations", type=listed, default=["country", "capital", "sport"])
+    parser.add_argument("--train-relations", type=listed, help="train on facts of these relations; the others are kept")
     parser.add_argument("--seeds", type=lambda text: [int(part) for part in text.split(",")], default=[0])
     parser.add_argument("--heldout-limit", type=int, default=400, help="held-out facts at most")
     parser.add_argument("--train-limit", type=int, default=150, help="training facts at most")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import json
@@ -15,6 +16,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 from tiny import tiny_model, tiny_tokenizer
 
 from attnbalance import Fact, Prompt
@@ -63,7 +66,7 @@ def generate(model: HookedModel, prompts: Sequence[Prompt], **rest: Any) -> list
 def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(BENCHMARKS)
     yield importlib.import_module("real_model")
-    for name in ("real_model", "real_model_rows", "real_model_scores"):
+    for name in ("real_model", "real_model_rows", "real_model_scores", "real_model_trial"):
         sys.modules.pop(name, None)
 
 
@@ -93,8 +96,8 @@ def call(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, arguments: Sequ
 def test_rows_hold_what_a_loop_counts_and_are_made_once(
     benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = importlib.import_module("real_model_rows")
-    monkeypatch.setattr(rows, "generate", generate)
+    trial = importlib.import_module("real_model_trial")
+    monkeypatch.setattr(trial, "generate", generate)
     monkeypatch.setattr(benchmark, "generate", generate)
     arguments = options(folder, rows="plain,known-only,replay,base-few-shot,constant")
     monkeypatch.setattr("attnbalance.finetuning.replay.known_facts", lambda _, facts, **__: facts.where(is_third))
@@ -160,8 +163,8 @@ def test_rows_hold_what_a_loop_counts_and_are_made_once(
     assert run["config"]["steps"] == 12  # four times the 3 steps
 
     refused = pytest.fail
-    monkeypatch.setattr(rows, "finetune", refused)
-    monkeypatch.setattr(rows, "load_model", refused)
+    monkeypatch.setattr(trial, "finetune", refused)
+    monkeypatch.setattr(trial, "load_model", refused)
     call(benchmark, monkeypatch, arguments)
     again = capsys.readouterr().out
     assert "Estimate" not in again
@@ -174,6 +177,47 @@ def is_third(fact: Fact) -> bool:
 
 def result(folder: Path, row: str) -> dict[str, Any]:
     return json.loads((folder / "out" / f"{row}-seed-0.json").read_text())
+
+
+def test_rows_of_other_adapters_and_of_another_rows_model_are_made(
+    benchmark: ModuleType, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.import_module("real_model_trial"), "generate", generate)
+    monkeypatch.setattr(benchmark, "generate", generate)
+    rows = ("lwf", "dora", "osf", "half-adapter", "plain", "all-weights")
+    call(benchmark, monkeypatch, options(folder, rows=",".join(rows), **{"train-relations": "home"}))
+    drift = {row: result(folder, row)["scores"]["drift, nats a token"]["mean"] for row in rows}
+    assert 0 < drift["half-adapter"] < drift["plain"]
+    assert sorted(path.name for path in (folder / "out/runs").iterdir()) == sorted(
+        f"{row}-seed-0"
+        for row in rows
+        if row != "half-adapter"  # that is plain's model
+    )
+    trained = json.loads((folder / "out/runs/osf-seed-0/attnbalance.json").read_text())["trained"]
+    assert trained.endswith("of OSF adapters")
+    lines = (folder / "out/runs/plain-seed-0/train.jsonl").read_text().splitlines()
+    assert {json.loads(line)["relation"] for line in lines} == {"home"}
+    assert not [key for key in result(folder, "plain") if "outputs" in key]
+    assert json.loads((folder / "out/outputs/plain-seed-0.json").read_text())["heldout"]
+
+
+def test_scaled_adapters_add_their_share_and_a_factor_of_zero_gives_back_the_base(benchmark: ModuleType) -> None:
+    base = tiny_model("llama")
+    settings = LoraConfig(r=2, lora_alpha=6, target_modules="all-linear", init_lora_weights=False)
+    adapted: Any = get_peft_model(copy.deepcopy(base), settings)
+    expected = copy.deepcopy(base)
+    for name, layer in adapted.named_modules():
+        if hasattr(layer, "lora_A") and not name.endswith("q_proj"):
+            added = 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+            expected.get_submodule(name.removeprefix("base_model.model.")).weight.data += added / (
+                2 if name.endswith("v_proj") else 1
+            )
+    model = SimpleNamespace(model=adapted.eval())
+    importlib.import_module("real_model_trial").scale_adapters(model, {"q_proj": 0.0, "v_proj": 0.5})
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        pairs = adapted(ids).logits, expected.eval()(ids).logits
+        torch.testing.assert_close(*pairs, rtol=0, atol=1e-4)  # float32 sums in another order differ by 2e-5
 
 
 def test_several_seeds_give_the_mean_over_seeds(benchmark: ModuleType) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,6 +58,10 @@ def finetune(
     ] = None,
     lora_rank: Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains the weights themselves.")] = 0,
     lora_alpha: Annotated[float | None, typer.Option(help="Scale of LoRA; by default twice the rank.")] = None,
+    peft: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help='Other adapters, by peft\'s fields: \'{"peft_type": "OFT"}\', for example.'),
+    ] = None,
     train: Annotated[
         str | None,
         typer.Option(
@@ -153,6 +158,7 @@ def finetune(
         weight_decay=weight_decay,
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
+        peft=None if peft is None else _json_mapping("--peft", peft),
         train=train,
         objective=objective,
         curriculum=curriculum,
@@ -217,7 +223,7 @@ def finetune(
     with noting_reuse(out):
         done = run(model, parts, out, settings, progress=progress)
     loss = done.validation_loss[done.best_step]
-    name = f"{done.base}+{out}" if lora_rank else out
+    name = f"{done.base}+{out}" if settings.has_adapters else out
     if dropped:
         print(_dropped(chosen, dropped).strip())
     sizes = {part: len(facts) for part, facts in parts.parts.items()}
@@ -235,6 +241,17 @@ def finetune(
     tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
     how = "--facts", str(tested), "--template", template
     print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how, '--recall', '--out'])} ...")
+
+
+def _json_mapping(option: str, text: str) -> dict[str, Any]:
+    """The JSON object of an option; raises `DataError` for any other text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{option} must be a JSON object, got {text!r}: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{option} must be a JSON object, got {text!r}")
+    return value
 
 
 def _usable(facts: FactSet, make: Callable[[FactSet], PromptSet], skip_bad: bool) -> tuple[FactSet, dict[str, int]]:

@@ -16,13 +16,14 @@ from attnbalance.data.prompts import as_template
 from attnbalance.files.outputs import MARKER, provenance, write_json, write_json_lines, write_saved
 from attnbalance.files.seals import CHECKPOINT, hash_files
 from attnbalance.files.work import finishing, is_finished
+from attnbalance.finetuning.adapters import add_adapters, add_lora, peft_config
 from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, written
 from attnbalance.finetuning.curriculum import order
 from attnbalance.finetuning.evaluation import SHORTCUT
 from attnbalance.finetuning.examples import REPLAYED, Example, first_difference, make_examples
 from attnbalance.finetuning.loop import TrainingData, on_main_process_first, train, training_in
 from attnbalance.finetuning.objectives.parse import parse_objective
-from attnbalance.finetuning.parameters import FrozenWeights, add_lora, parse_parts, select_weights, train_only
+from attnbalance.finetuning.parameters import FrozenWeights, parse_parts, select_weights, train_only
 from attnbalance.finetuning.ranking import rank_facts
 from attnbalance.finetuning.replay import check_replay
 from attnbalance.finetuning.runs import FACTS, KIND, TRAJECTORY, checkpoint_name
@@ -71,6 +72,8 @@ def finetune_model(
     """
     objective = parse_objective(settings.objective)
     parse_parts(settings.parts)
+    if settings.peft is not None:
+        peft_config(settings.peft)
     tokenizer, limit = load_limits(base)
     template = as_template(settings.template)
     examples, validation, *replayed = (
@@ -143,10 +146,15 @@ def _trainable(base: str, settings: FinetuneSettings, examples: Sequence[Example
     _keep_token_ids_only(model)
     set_seed(settings.seed)
     chosen = select_weights(model, settings.parts)
-    if not settings.lora_rank:
+    if not settings.has_adapters:
         return _Trainable(model, train_only(model, chosen), base_fingerprint, chosen.describe())
-    adapted, frozen = add_lora(model, chosen, settings.lora_rank, settings.alpha)
-    trained = f"{chosen.describe()}, through {frozen.trained(adapted):,} of LoRA adapters"
+    if settings.peft is None:
+        kind = "LoRA"
+        adapted, frozen = add_lora(model, chosen, settings.lora_rank, settings.alpha)
+    else:
+        kind = settings.peft["peft_type"]
+        adapted, frozen = add_adapters(model, chosen, settings.peft), FrozenWeights({})
+    trained = f"{chosen.describe()}, through {frozen.trained(adapted):,} of {kind} adapters"
     return _Trainable(adapted, frozen, base_fingerprint, trained)
 
 

@@ -1,24 +1,20 @@
-"""Which weights finetuning trains: a choice such as qk@4-7, exact to the entry, for full training and for LoRA."""
+"""Which weights finetuning trains: a choice such as qk@4-7, exact to the entry."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from attnbalance.arguments import expects
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.weight_roles import ROLES, LayerRoles, weight_roles
-
-if TYPE_CHECKING:
-    from peft import PeftModel
 
 NAMES = {
     "all": ROLES,
@@ -192,47 +188,6 @@ def train_only(model: PreTrainedModel, chosen: Chosen) -> FrozenWeights:
     return FrozenWeights({name: mask for name, mask in chosen.masks.items() if mask is not None})
 
 
-@expects(model=nn.Module, chosen=Chosen, rank=int)
-def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | int) -> tuple[PeftModel, FrozenWeights]:
-    """The model with new LoRA adapters (Hu et al. 2022) that change the chosen entries of its linear layers only.
-
-    They are ordinary adapters, scaled by `alpha` / `rank`: W + B A. If only some outputs of a layer are chosen, the
-    other rows of B stay zero; if only some inputs (heads of o), the other columns of A: pass the returned
-    `FrozenWeights` to the trainer, which keeps them zero. Biases and norms are not trained. `all` stands for every
-    linear layer but the output's. Raises `DataError` if no linear layer is chosen, or experts that share one tensor;
-    `ModelError` if the chosen entries of a layer are not some rows x some columns.
-    """
-    from peft import LoraConfig, get_peft_model
-
-    names = [name.removesuffix(".weight") for name in chosen.masks if name.endswith(".weight")]
-    linear = {name: layer for name in names if isinstance(layer := model.get_submodule(name), nn.Linear | Conv1D)}
-    experts = [name for name in chosen.masks if model.get_parameter(name).dim() > 2]
-    if not linear or (experts and chosen.numbers < chosen.total):
-        raise DataError(
-            f"LoRA adapts the weights of linear layers, and {chosen.text!r} chooses "
-            f"{f'others too ({experts[0]})' if linear else 'none'} in {type(model).__name__}; "
-            "choose other parts, or train without LoRA (`lora_rank=0`)"
-        )
-    factors = {
-        name: _rows_and_columns(mask.T if isinstance(layer, Conv1D) else mask, name)
-        for name, layer in linear.items()
-        if (mask := chosen.masks[f"{name}.weight"]) is not None
-    }
-    targets = "all-linear" if chosen.numbers == chosen.total else list(linear)
-    settings = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets)  # pyright: ignore[reportArgumentType]
-    adapted = get_peft_model(model, settings)
-    masks = {}
-    for name, (rows, columns) in factors.items():
-        lora = f"base_model.model.{name}.lora_{{}}.default.weight"
-        if not bool(rows.all()):
-            masks[lora.format("B")] = rows[:, None].expand(-1, rank)
-        if not bool(columns.all()):
-            masks[lora.format("A")] = columns.expand(rank, -1)
-            inputs = adapted.get_parameter(lora.format("A")).data
-            inputs.masked_fill_(~columns.to(inputs.device), 0)
-    return adapted, FrozenWeights(masks)  # pyright: ignore[reportReturnType]
-
-
 def _region(piece: str, text: str) -> Region:
     """Layers, or heads of a layer."""
     if match := REGION.fullmatch(piece):
@@ -271,17 +226,6 @@ def _count(mask: Tensor) -> int:
     """The number of true entries of a mask; entries repeated in memory are counted once and multiplied."""
     held = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]
     return int(held.sum()) * (mask.numel() // held.numel())
-
-
-def _rows_and_columns(mask: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """The outputs and the inputs of a linear layer [d_out, d_in] whose product is a mask."""
-    rows, columns = mask.any(1), mask.any(0)
-    if not torch.equal(mask, rows[:, None] & columns):
-        raise ModelError(
-            f"{name}: the chosen entries are not some outputs times some inputs of this layer, and LoRA cannot "
-            "train others; choose whole parts, or train without LoRA"
-        )
-    return rows, columns
 
 
 def _laid_out(mask: Tensor, like: Tensor) -> Tensor:

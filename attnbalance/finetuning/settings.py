@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from attnbalance.data.prompts import Template, as_template
 from attnbalance.errors import DataError
@@ -46,6 +49,8 @@ class FinetuneSettings:
     """Rank of LoRA adapters (Hu et al. 2022); 0 trains the weights themselves."""
     lora_alpha: float | None = None
     """Adapters are scaled by lora_alpha / lora_rank; None: twice the rank."""
+    peft: Mapping[str, Any] | None = None
+    """Other adapters of peft: the fields of their configuration, such as {"peft_type": "OFT", "oft_block_size": 32}."""
     train: str | None = None
     """Which weights learn (see `parse_parts`); None: "attention" where the objective names recommended, else "all"."""
     objective: str = "ce"
@@ -55,7 +60,7 @@ class FinetuneSettings:
     gradient_rank: int | None = None
     """Largest rank of each matrix's gradient (see `low_rank`); None: no limit."""
     dtype: str | None = None
-    """Dtype of the weights; None: float32 where they are trained themselves, under LoRA the checkpoint's own."""
+    """Dtype of the weights; None: float32 where they are trained themselves, under adapters the checkpoint's own."""
     checkpoint_every: int = 20
     """Steps between checkpoints, each with a validation."""
     patience: int | None = 3
@@ -77,9 +82,28 @@ class FinetuneSettings:
             raise DataError(f"`lora_rank` must be at most {HIGHEST_RANK}, got {self.lora_rank}")
         if self.lora_alpha is not None:
             check_rate("lora_alpha", self.lora_alpha)
+        if self.peft is not None:
+            self._check_peft(self.peft)
         if self.dtype is not None and self.dtype not in DTYPES:
             raise DataError(f"`dtype` must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {self.dtype!r}")
         _ = self.schedule
+
+    def _check_peft(self, config: object) -> None:
+        if not isinstance(config, Mapping) or not isinstance(config.get("peft_type"), str):
+            raise DataError(f"`peft` must be a mapping with peft_type, such as {{'peft_type': 'OFT'}}, got {config!r}")
+        if self.lora_rank or self.lora_alpha is not None:
+            raise DataError(
+                "`peft` names the adapters; leave `lora_rank` and `lora_alpha` out (in `peft`: r, lora_alpha)"
+            )
+        try:
+            json.dumps(dict(config))
+        except (TypeError, ValueError) as error:
+            raise DataError(f"`peft` must hold texts, numbers, lists and mappings, got {config!r}") from error
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether adapters are trained, and not the weights themselves."""
+        return bool(self.lora_rank) or self.peft is not None
 
     @property
     def parts(self) -> str:
@@ -96,7 +120,7 @@ class FinetuneSettings:
     @property
     def weights_dtype(self) -> str | None:
         """The dtype that weights are loaded in; None: the checkpoint's own. Steps would be lost in 16 bits."""
-        return "float32" if self.dtype is None and not self.lora_rank else self.dtype
+        return "float32" if self.dtype is None and not self.has_adapters else self.dtype
 
     @property
     def schedule(self) -> Schedule:
@@ -116,6 +140,8 @@ class FinetuneSettings:
     def record(self) -> dict[str, object]:
         """The settings as a run's attnbalance.json holds them: by name, with defaults that depend on others filled in.
 
+        "peft" is there only if it was given.
+
         >>> FinetuneSettings(template="{subject} is", steps=5).record()["template"]
         '{subject} is'
         """
@@ -124,4 +150,6 @@ class FinetuneSettings:
             "lora_alpha": self.alpha if self.lora_rank else None,
             "train": self.parts,
         }
-        return {field.name: filled.get(field.name, getattr(self, field.name)) for field in fields(self)}
+        record = {field.name: filled.get(field.name, getattr(self, field.name)) for field in fields(self)}
+        del record["peft"]
+        return record if self.peft is None else {**record, "peft": dict(self.peft)}

@@ -207,6 +207,7 @@ def _world(value: object, name: str) -> dict[str, Any]:
 
 def _check_method(method: Mapping[str, Any], what: str) -> None:
     """Raise `DataError` for settings of a method that some variant of it could not be run with."""
+    from attnbalance.finetuning.adapters import peft_config
     from attnbalance.finetuning.objectives.parse import parse_objective
     from attnbalance.finetuning.parameters import parse_parts
     from attnbalance.finetuning.replay import check_replay
@@ -224,6 +225,8 @@ def _check_method(method: Mapping[str, Any], what: str) -> None:
             variant = _variant(values)
             parse_objective(variant.settings.objective)
             parse_parts(variant.settings.parts)
+            if variant.settings.peft is not None:
+                peft_config(variant.settings.peft)
             if variant.replay != REPLAYS[0]:
                 check_replay(variant.settings.curriculum)
         except AttnBalanceError as error:

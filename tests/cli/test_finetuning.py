@@ -77,6 +77,18 @@ def test_finetune_trains_the_parts_and_the_objective_that_are_named(
     assert not (tmp_path / "other").exists()
 
 
+def test_finetune_trains_other_adapters_of_peft_on_the_layers_that_are_named(
+    llama_folder: Path, tmp_path: Path, facts_file: Path
+) -> None:
+    run, options = tmp_path / "run", ("--split", "whole", "--steps", 2, "--batch-size", 4, "--train", "qk")
+    fields = '{"peft_type": "OFT", "oft_block_size": 8}'
+    code, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, "--peft", fields, "--out", run)
+    assert code == 0, text
+    assert "of OFT adapters." in text
+    assert f"finetuned={llama_folder}+{run}" in text
+    assert json.loads((run / "attnbalance.json").read_text())["config"]["peft"] == json.loads(fields)
+
+
 def test_finetune_ranks_by_what_the_model_shows_and_drops_what_cannot_be_ranked(
     llama_folder: Path, tmp_path: Path
 ) -> None:

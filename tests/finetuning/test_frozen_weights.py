@@ -16,7 +16,8 @@ from torch.distributed.fsdp import fully_shard
 from uneven import uneven
 
 from attnbalance.errors import ModelError
-from attnbalance.finetuning.parameters import FrozenWeights, add_lora, select_weights, train_only
+from attnbalance.finetuning.adapters import add_lora
+from attnbalance.finetuning.parameters import FrozenWeights, select_weights, train_only
 
 IDS = torch.randint(VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(0))
 

@@ -17,11 +17,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 from uneven import uneven
 
 from attnbalance.errors import DataError, ModelError
+from attnbalance.finetuning.adapters import add_lora
 from attnbalance.finetuning.parameters import (
     NAMES,
     Chosen,
     FrozenWeights,
-    add_lora,
     parse_parts,
     select_weights,
     train_only,
@@ -272,20 +272,6 @@ def test_a_text_that_cannot_be_read_is_refused_without_a_model(text: str, messag
 def test_layers_and_heads_that_a_model_lacks_are_refused(text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         select_weights(uneven("llama"), text)
-
-
-def test_lora_is_refused_where_it_cannot_do_what_is_asked() -> None:
-    model = uneven("gpt_oss")  # experts in one tensor, and no linear layer in the MLP
-    with pytest.raises(DataError, match=r"'mlp' chooses none in GptOssForCausalLM"):
-        add_lora(model, select_weights(model, "mlp"), 2, 4)
-    experts = r"others too \(model\.layers\.0\.mlp\.experts\.gate_up_proj\) in GptOss.*`lora_rank=0`"
-    for text in ("attention+mlp", "all@0"):
-        with pytest.raises(DataError, match=experts):
-            add_lora(model, select_weights(model, text), 2, 4)
-    model, name = uneven("llama"), "model.layers.0.self_attn.q_proj.weight"
-    diagonal = Chosen("some", {name: torch.eye(32, dtype=torch.bool)}, 32, 1000)
-    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj: the chosen entries are not"):
-        add_lora(model, diagonal, 2, 4)
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out")

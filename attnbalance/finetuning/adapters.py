@@ -1,0 +1,165 @@
+"""Adapters of peft that change chosen weights only: LoRA, exact to the entry, or any other kind on whole layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from attnbalance.arguments import expects
+from attnbalance.errors import DataError, ModelError
+from attnbalance.finetuning.parameters import Chosen, FrozenWeights
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
+
+PLACES = (
+    "target_modules",
+    "target_parameters",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "modules_to_save",
+    "trainable_token_indices",
+    "bias",
+    "task_type",
+    "inference_mode",
+    "base_model_name_or_path",
+    "revision",
+    "auto_mapping",
+    "alora_invocation_tokens",
+)
+"""Fields of peft's configurations that say what is adapted, trained or read, or that peft fills in."""
+
+UNUSABLE_TYPES = ("ADALORA", "ADAPTION_PROMPT", "CARTRIDGE", "POLY", "SHADOW", "TRAINABLE_TOKENS", "XLORA")
+"""Types of peft that need calls or inputs of their own in training, or change more than weights in linear layers."""
+
+UNUSABLE_STARTS = ("corda", "eva", "loftq", "lora_ga", "pissa_niter")
+"""Beginnings of peft's `init_lora_weights` that are computed from data, or drawn again whenever they are loaded."""
+
+
+@expects(model=nn.Module, chosen=Chosen, rank=int)
+def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | int) -> tuple[PeftModel, FrozenWeights]:
+    """The model with new LoRA adapters (Hu et al. 2022) that change the chosen entries of its linear layers only.
+
+    They are ordinary adapters, scaled by `alpha` / `rank`: W + B A. If only some outputs of a layer are chosen, the
+    other rows of B stay zero; if only some inputs (heads of o), the other columns of A: pass the returned
+    `FrozenWeights` to the trainer, which keeps them zero. Biases and norms are not trained. `all` stands for every
+    linear layer but the output's. Raises `DataError` if no linear layer is chosen, or experts that share one tensor;
+    `ModelError` if the chosen entries of a layer are not some rows x some columns.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    linear = _linear_layers(model, chosen)
+    factors = {
+        name: _rows_and_columns(mask.T if isinstance(layer, Conv1D) else mask, name)
+        for name, layer in linear.items()
+        if (mask := chosen.masks[f"{name}.weight"]) is not None
+    }
+    targets = _targets(chosen, linear)
+    settings = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets)  # pyright: ignore[reportArgumentType]
+    adapted = get_peft_model(model, settings)
+    masks = {}
+    for name, (rows, columns) in factors.items():
+        lora = f"base_model.model.{name}.lora_{{}}.default.weight"
+        if not bool(rows.all()):
+            masks[lora.format("B")] = rows[:, None].expand(-1, rank)
+        if not bool(columns.all()):
+            masks[lora.format("A")] = columns.expand(rank, -1)
+            inputs = adapted.get_parameter(lora.format("A")).data
+            inputs.masked_fill_(~columns.to(inputs.device), 0)
+    return adapted, FrozenWeights(masks)  # pyright: ignore[reportReturnType]
+
+
+def peft_config(fields: Mapping[str, Any]) -> PeftConfig:
+    """The configuration of peft that has these fields, "peft_type" among them; the layers are not chosen yet.
+
+    Raises `DataError` for types and fields that peft does not have or refuses, for types that put tokens before the
+    prompt, for `UNUSABLE_TYPES` and `UNUSABLE_STARTS`, and for the fields among `PLACES`.
+    """
+    from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+
+    types = {str(kind.value): config for kind, config in PEFT_TYPE_TO_CONFIG_MAPPING.items()}
+    kind = str(fields["peft_type"]).upper()
+    if kind not in types:
+        raise DataError(f"peft has no type {kind!r}; there are {', '.join(sorted(types))}")
+    if own := [name for name in PLACES if name in fields]:
+        raise DataError(f"leave {own[0]!r} out of `peft`: `train` says which weights adapters change")
+    if kind in UNUSABLE_TYPES or "target_modules" not in types[kind].__dataclass_fields__:
+        raise DataError(
+            f"adapters of type {kind} cannot be trained: they need calls or inputs of their own, or change more than "
+            "weights in linear layers"
+        )
+    if str(fields.get("init_lora_weights", "")).lower().startswith(UNUSABLE_STARTS):
+        raise DataError(
+            f"init_lora_weights={fields['init_lora_weights']!r} is computed from data, or drawn again whenever the "
+            "adapter is loaded; use True, 'gaussian', 'pissa', 'olora' or 'orthogonal'"
+        )
+    try:
+        config = types[kind](task_type="CAUSAL_LM", **{name: fields[name] for name in fields if name != "peft_type"})
+    except (TypeError, ValueError) as error:
+        raise DataError(f"peft refuses {json.dumps(dict(fields))}: {error}") from error
+    if config.is_prompt_learning:
+        raise DataError(f"adapters of type {kind} put tokens before the prompt; choose one that changes weights")
+    return config
+
+
+def add_adapters(model: PreTrainedModel, chosen: Chosen, fields: Mapping[str, Any]) -> PeftModel:
+    """The model with new adapters of any type of peft on the chosen linear layers.
+
+    Args:
+        model: The model, which peft wraps and changes.
+        chosen: Its weights. `all` stands for every linear layer but the output's.
+        fields: The fields of the adapters' configuration (see `peft_config`).
+
+    Raises `DataError` as `peft_config` does, for parts of layers (heads of fused projections), which only LoRA can
+    train alone, if no linear layer is chosen, and for layers that peft refuses.
+    """
+    from peft import get_peft_model
+
+    config = peft_config(fields)
+    config.target_modules = _targets(chosen, _linear_layers(model, chosen))  # pyright: ignore[reportAttributeAccessIssue]
+    if partly := next((name for name, mask in chosen.masks.items() if mask is not None), None):
+        raise DataError(
+            f"{chosen.text!r} chooses a part of {partly}, and adapters of type {fields['peft_type']} change whole "
+            "layers; choose whole parts, or use LoRA (`lora_rank`)"
+        )
+    try:
+        return get_peft_model(model, config)  # pyright: ignore[reportReturnType]
+    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
+        raise DataError(f"peft refuses {json.dumps(dict(fields))} on {type(model).__name__}: {error}") from error
+
+
+def _linear_layers(model: PreTrainedModel, chosen: Chosen) -> Mapping[str, nn.Module]:
+    """The chosen linear layers by name; raises `DataError` if there are none, or experts that share one tensor."""
+    names = [name.removesuffix(".weight") for name in chosen.masks if name.endswith(".weight")]
+    linear = {name: layer for name in names if isinstance(layer := model.get_submodule(name), nn.Linear | Conv1D)}
+    experts = [name for name in chosen.masks if model.get_parameter(name).dim() > 2]
+    if not linear or (experts and chosen.numbers < chosen.total):
+        raise DataError(
+            f"adapters change the weights of linear layers, and {chosen.text!r} chooses "
+            f"{f'others too ({experts[0]})' if linear else 'none'} in {type(model).__name__}; "
+            "choose other parts, or train without adapters"
+        )
+    return linear
+
+
+def _targets(chosen: Chosen, linear: Mapping[str, nn.Module]) -> list[str] | str:
+    """The chosen linear layers as peft names them: for all weights, every layer but the output's."""
+    return "all-linear" if chosen.numbers == chosen.total else list(linear)
+
+
+def _rows_and_columns(mask: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """The outputs and the inputs of a linear layer [d_out, d_in] whose product is a mask."""
+    rows, columns = mask.any(1), mask.any(0)
+    if not torch.equal(mask, rows[:, None] & columns):
+        raise ModelError(
+            f"{name}: the chosen entries are not some outputs times some inputs of this layer, and LoRA cannot "
+            "train others; choose whole parts, or train without LoRA"
+        )
+    return rows, columns
