@@ -16,9 +16,9 @@ from attnbalance.models.hooked import HookedModel
 class BaseTargets:
     """Adds targets to examples and keeps them for each example object, so that evaluations reuse them."""
 
-    def __init__(self, objective: Objective, base: HookedModel, sums: Mapping[str, float]) -> None:
-        """`sums` are the `base_sums` of the base before training."""
-        self.objective, self.base, self.sums = objective, base, sums
+    def __init__(self, objective: Objective, base: HookedModel, sums: Mapping[str, float], folder: str | None) -> None:
+        """`sums` are the `base_sums` of the base before training; `folder` holds what is too large for memory."""
+        self.objective, self.base, self.sums, self.folder = objective, base, sums, folder
         self.train_examples: tuple[Example, ...] = ()
         """The training examples with targets, that later examples are compared with."""
         self._by_id: dict[int, tuple[Example, Example]] = {}
@@ -36,7 +36,8 @@ class BaseTargets:
                     "made (a dict for several sets), or train adapters"
                 )
             among = self.train_examples
-            added = add_targets(different, self.objective, self.base, batch_size=batch_size, seed=seed, among=among)
+            how = {"batch_size": batch_size, "seed": seed, "among": among, "folder": self.folder}
+            added = add_targets(different, self.objective, self.base, **how)
             for example, with_targets in zip(different, added, strict=True):
                 if id(example) not in self._by_id:
                     self._by_id[id(example)] = (example, with_targets)

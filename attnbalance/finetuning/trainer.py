@@ -141,7 +141,7 @@ class ObjectiveMixin(_Base):
             tokenizer = tokenizer_of(self.processing_class, self.objective)
             self._hooked = hook(model, tokenizer, type(model).__name__)
         if self._hooked is not None and self.objective.needs_base:
-            self._targets = BaseTargets(self.objective, self._hooked, self._base_sums)
+            self._targets = BaseTargets(self.objective, self._hooked, self._base_sums, self.args.output_dir)
         self.train_dataset = self._with_targets(self.train_dataset)
         if self._hooked is not None and self.train_dataset is not None and self.objective.forms:
             size, seed, data = self.args.per_device_eval_batch_size, self.args.seed, as_list(self.train_dataset)

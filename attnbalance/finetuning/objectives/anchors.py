@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,9 @@ from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 from attnbalance.finetuning.objectives.objective import CHOICES, SUBJECT_ROWS, Needs, Targets, Term, TermKind
 from attnbalance.models.forward import evaluating, states_of_output
 from attnbalance.readings.attention import read_attention
+
+BATCHES = 16
+"""Batches whose rows are in memory at once."""
 
 
 def row_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
@@ -30,15 +33,18 @@ def row_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     return (forward.share("subject") - forward.target(term.key)).square().mean((-1, -2))
 
 
-def make_rows(term: Term, examples: Sequence[Example], base: BaseModel) -> list[Targets]:
+def make_rows(term: Term, examples: Sequence[Example], base: BaseModel) -> Iterator[tuple[int, Targets]]:
     """The base's row for each example, or the subject's share of it."""
-    rows = read_attention(base.hooked, base.ask(str(term.argument), examples), batch_size=base.batch_size)
-    if term.argument != "question":
-        return [{term.key: share} for share in rows.to("subject", "sum").values]
-    lengths = [len(tokens) for tokens in rows.tokens]
-    return [
-        {f"{term.key}{POSITIONS}": row[..., :length].clone()} for row, length in zip(rows.values, lengths, strict=True)
-    ]
+    prompts, size = base.ask(str(term.argument), examples), BATCHES * base.batch_size
+    for start in range(0, len(prompts), size):
+        rows = read_attention(base.hooked, prompts[start : start + size], batch_size=base.batch_size)
+        if term.argument == "question":
+            lengths = [len(tokens) for tokens in rows.tokens]
+            whole = zip(rows.values, lengths, strict=True)
+            targets = [{f"{term.key}{POSITIONS}": row[..., :length].clone()} for row, length in whole]
+        else:
+            targets = [{term.key: share} for share in rows.to("subject", "sum").values]
+        yield from enumerate(targets, start)
 
 
 def state_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
@@ -54,20 +60,18 @@ def state_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     return (distance / base.square().sum(-1).clamp(min=1e-6)).mean(-1)
 
 
-@torch.no_grad()
-def make_states(term: Term, examples: Sequence[Example], base: BaseModel) -> list[Targets]:
+def make_states(term: Term, examples: Sequence[Example], base: BaseModel) -> Iterator[tuple[int, Targets]]:
     """The base's residual stream at the last token of each example's fact in the term's form."""
     hooked = base.hooked
     encodings = PromptSet.of(base.ask(str(term.argument), examples), hooked.tokenizer).encodings
-    targets: dict[int, Targets] = {}
     with evaluating(hooked.model):
         for indices, batch in hooked.batches(encodings, base.batch_size, padding_side="right"):
             inputs = {name: getattr(batch, name).to(hooked.device) for name in INPUTS}
             inputs["attention_mask"] = inputs["attention_mask"].long()
-            outputs = hooked.model(**inputs, use_cache=False, output_hidden_states=True)
+            with torch.no_grad():
+                outputs = hooked.model(**inputs, use_cache=False, output_hidden_states=True)
             states = states_of_output(outputs, batch.query_index.to(hooked.device)).cpu()
-            targets |= {i: {term.key: state} for i, state in zip(indices, states, strict=True)}
-    return [targets[i] for i in range(len(examples))]
+            yield from ((i, {term.key: state}) for i, state in zip(indices, states, strict=True))
 
 
 ROW_ANCHOR = TermKind("row-anchor", row_anchor, SUBJECT_ROWS, make_rows, choices=CHOICES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
@@ -42,18 +42,18 @@ def weighted_cross_entropy(forward: ForwardPass, term: Term) -> Float[Tensor, " 
     return forward.losses() * forward.target(term.key)[forward.example]
 
 
-def make_weights(term: Term, examples: Sequence[Example], base: BaseModel) -> list[Targets]:
+def make_weights(term: Term, examples: Sequence[Example], base: BaseModel) -> Iterable[tuple[int, Targets]]:
     """The weight of each example, and for salience the score whose rank it is."""
     among = prompts_of(base.among)
     scores = score_prompts(prompts_of(examples), str(term.argument), base.hooked, base.batch_size, among)
     if term.argument == "relevance":
-        return [{term.key: torch.tensor(DOWNWEIGHT if score < 0 else 1.0)} for score in scores]
+        return enumerate({term.key: torch.tensor(DOWNWEIGHT if score < 0 else 1.0)} for score in scores)
     own = torch.tensor(scores)
     others = torch.stack([example.targets[term.key + SCORE] for example in base.among]) if base.among else own
     ordered = others.sort().values
     below, up_to = (torch.searchsorted(ordered, own, right=right) for right in (False, True))
     ranks = (below + up_to) / (2 * len(ordered))  # equal scores count half
-    return [{term.key: rank, term.key + SCORE: score} for rank, score in zip(ranks, own, strict=True)]
+    return enumerate({term.key: rank, term.key + SCORE: score} for rank, score in zip(ranks, own, strict=True))
 
 
 CE = TermKind("ce", cross_entropy, by_token=True, learns_answers=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -45,7 +44,7 @@ def divergence(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     return inside + torch.where(rest > 1e-6, rest * (rest.clamp(min=1e-6) / own_rest).log(), 0.0)
 
 
-def make_predictions(term: Term, examples: Sequence[Example], base: BaseModel) -> list[Targets]:
+def make_predictions(term: Term, examples: Sequence[Example], base: BaseModel) -> Iterator[tuple[int, Targets]]:
     """The base's predictions of each example's label, asked in the term's form."""
     tokenizer = base.hooked.tokenizer
     labels = [[label for label in example.labels if label != IGNORED] for example in examples]
@@ -56,11 +55,9 @@ def make_predictions(term: Term, examples: Sequence[Example], base: BaseModel) -
     asked = list(examples) if term.argument == "question" else _after(prompts, texts, examples, term, tokenizer)
     others = texts if term.argument == "question" else [example.ids[example.query + 1 :] for example in asked]
     matches = _matches(texts, others, term, tokenizer)
-    targets = {  # one batch of logits at a time
-        i: _most_probable(term, logits, matches[i], labels[i])
-        for i, logits in itertools.chain.from_iterable(answer_logits(base.hooked, asked, base.batch_size))
-    }
-    return [targets[i] for i in range(len(examples))]
+    for batch in answer_logits(base.hooked, asked, base.batch_size):
+        for i, logits in batch:
+            yield i, _most_probable(term, logits, matches[i], labels[i])
 
 
 def _matches(

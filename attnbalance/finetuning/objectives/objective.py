@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float, Shaped
@@ -56,8 +56,9 @@ class TermKind:
     """The loss of each labelled token (`by_token`) or example, before the weight; None: the kind changes gradients."""
     needs: Needs = Needs()
     """What the loss, or the rule for gradients, reads."""
-    make_targets: Callable[[Term, Sequence[Example], BaseModel], list[Targets]] | None = None
-    """Computes the base model's numbers for each example; None: the kind compares with no base model."""
+    make_targets: Callable[[Term, Sequence[Example], BaseModel], Iterable[tuple[int, Targets]]] | None = None
+    """Yields the base model's numbers for each example, with its index, batch by batch; None: the kind compares with no
+    base model."""
     choices: tuple[str, ...] = ()
     """Possible arguments; the first is the default."""
     default_share: float | None = None

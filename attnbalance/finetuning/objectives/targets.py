@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from attnbalance.data.forms import BEST
 from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import BaseModel, check_start, without_adapters
 from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms, form_targets
+from attnbalance.finetuning.objectives.mapped import collected
 from attnbalance.finetuning.objectives.objective import Objective, Targets
 from attnbalance.models.hooked import HookedModel
 
@@ -21,12 +23,13 @@ def add_targets(
     batch_size: int = 64,
     seed: int = 0,
     among: Sequence[Example] = (),
+    folder: str | Path | None = None,
 ) -> list[Example]:
     """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
 
     Raises `DataError` for examples without prompts and for relations with too few subjects for few shots,
     `BadRowsError` for labels that cannot follow another form, as they do not begin with an accepted answer,
-    `ModelError` for adapters that changed the base (see `check_start`).
+    `ModelError` for adapters that changed the base (see `check_start`), `OutputError` if `folder` is full.
 
     Args:
         examples: What to add numbers to; examples must have prompts.
@@ -36,6 +39,8 @@ def add_targets(
         seed: Seed that draws the few shots, once for each relation.
         among: The training examples, with their targets, if `examples` are others: these then take their few shots
             and their relations' forms from them, and the ranks of `weighted-ce(salience)` are among theirs.
+        folder: Where numbers that fill more than half a GiB are kept, in files that are removed with them; by default
+            the system's folder for temporary files.
     """
     makers = [(term, make) for term in objective.terms if (make := term.kind.make_targets) is not None]
     if not makers:
@@ -49,7 +54,8 @@ def add_targets(
             result = _with(result, form_targets(examples, best))
         asked = BaseModel(base, batch_size, seed, among, best)
         for term, make in makers:
-            result = _with(result, make(term, examples, asked))
+            numbers = collected(make(term, examples, asked), folder)
+            result = _with(result, [numbers[i] for i in range(len(examples))])
     return result
 
 

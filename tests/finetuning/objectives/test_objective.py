@@ -75,8 +75,9 @@ def test_gradients_equal_those_of_the_objective_written_out_on_eager_attention(f
     loss = loss_of(text, model, examples_for(parse_objective(text), family))
     # Float32 keeps seven digits: 1e-6 where numbers are below 1, and of the largest entry where gradients are above 1.
     # kl adds up some twelve predictions of 420 tokens each: eager attention in a padded batch is off from itself, one
-    # prompt at a time, by up to 1.7e-6 there (gpt_oss), so that kl is given twice as much.
-    slack = 2e-6 if text.startswith("kl") else 1e-6
+    # prompt at a time, by up to 1.7e-6 there (gpt_oss), so that kl is given twice as much. barrier divides by shares,
+    # which sinks make small (gpt_oss): against float64, eager attention is off by 1.5e-5 on some CPUs, our rows by 6e-6
+    slack = {"kl": 2e-6, "barrier": 1e-5}.get(text.partition("(")[0], 1e-6)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6, rel=1e-6)
     assert expected.item() > 1e-4  # there is something to be wrong about
     mine, theirs = gradients_of(loss, model.model), gradients_of(expected, plain)
