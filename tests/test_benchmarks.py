@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from attnbalance.finetuning.objectives import mapped
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.mark.parametrize(
     ("name", "options", "last"),
     [
+        ("base_numbers", ["--facts", "80", "--in-memory-mib", "1"], "in memory"),
         ("families", ["llama"], "transformers"),
         ("intervals", ["--trials", "2"], "Spearman"),
         ("theory", ["--tokens", "60", "--repeats", "1", "--runs", "1"], "512"),
@@ -25,6 +28,7 @@ def test_a_benchmark_runs_and_prints_its_last_line(
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, *options])
     monkeypatch.setattr(logging, "disable", lambda level: None)  # it would hold for the tests that follow
+    monkeypatch.setattr(mapped, "IN_MEMORY", mapped.IN_MEMORY)  # likewise
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from collections.abc import Iterator, Sequence
 
@@ -15,8 +16,8 @@ WHOLE_WORDS, CONTAINMENT = SCORINGS = ("whole-words", "containment")
 WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "LAO", "KHMER", "MYANMAR")
 """First words of the Unicode names of letters that are written without spaces between words (in Korean, particles)."""
 
-CODE_LENGTH = 2
-"""Longest answer in capitals that is a code ("US", "IT"). A code matches only in capitals."""
+CODE_LENGTH = 3
+"""Longest answer in capitals that is a code ("US", "IT", "CAN"). A code matches only in capitals."""
 
 PLAIN = str.maketrans(
     dict.fromkeys("‘’‚‛ʼʻ`´", "'") | dict.fromkeys("“”„‟«»", '"') | dict.fromkeys("−‐‑–", "-") | {"⁄": "/"}  # noqa: RUF001
@@ -61,8 +62,14 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     that 10 is not found in "-10", ".10", "10/8" or "10⁵", nor -5 in "10-5". Digits in groups of three are one number:
     "1,234" and "1 234" equal 1234. As a space may also separate two numbers, "1 234" contains 1 and 234 as well. Curly
     quotes and apostrophes equal plain ones. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate
-    words, so they match anywhere. Codes of one or two capitals ("US", "IT") match only in capitals, or every "it" would
-    be Italy. What the line says about the answer is not read: "Not Paris, but Lyon" contains Paris.
+    words, so they match anywhere. What the line says about the answer is not read: "Not Paris, but Lyon" contains
+    Paris.
+
+    Short answers are often common words in another case. Codes of up to three capitals ("US", "IT", "CAN") match only
+    in capitals, or every "it" would be Italy; three ("usa") also in small letters as the whole line. So do their
+    spellings in other letters: two small letters beside a longer answer ("in" beside "India"), three beside the same
+    capitals ("can" beside "CAN"). Single capitals ("I") and two letters of which the first is a capital ("He", "In")
+    match as they are written, before punctuation or the line's end.
 
     "containment": the output contains an answer anywhere, both lower-cased and stripped (Ghosal et al. 2024, B.2). The
     paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer
@@ -80,22 +87,39 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
         given = output.lower().strip()
         return any(wanted in given for wanted in (answer.lower().strip() for answer in answers) if wanted)
     line = next((line for line in output.splitlines() if line.strip()), "")
-    return any(_holds(line, answer) for answer in answers if answer.strip())
+    wanted = [answer.strip() for answer in answers if answer.strip()]
+    return any(_holds(line, answer, wanted) for answer in wanted)
 
 
-def _holds(line: str, answer: str) -> bool:
-    code = len(answer.strip()) <= CODE_LENGTH and answer.strip().isupper()
-    given, wanted = _normalised(line, code), _normalised(answer, code)
-    return _contains(given, wanted) or _contains(_ungrouped(given), _ungrouped(wanted))
+def _holds(line: str, answer: str, answers: Sequence[str]) -> bool:
+    answer = _as_code(answer, answers)
+    code = answer.isupper() and (len(answer) < CODE_LENGTH or (len(answer) == CODE_LENGTH and answer.isalpha()))
+    symbol = answer.isalpha() and ((len(answer) == 1 and code) or (len(answer) == 2 and answer.istitle()))
+    if code and len(answer) == CODE_LENGTH and line.strip(f"{string.punctuation}{string.whitespace}").upper() == answer:
+        return True
+    given, wanted = (_normalised(text, code or symbol) for text in (line, answer))
+    return _contains(given, wanted, symbol) or _contains(_ungrouped(given), _ungrouped(wanted), symbol)
 
 
-def _contains(given: str, wanted: str) -> bool:
-    """Whether `wanted` occurs between ends of words, where its numbers are numbers of `given` as well."""
+def _as_code(answer: str, answers: Sequence[str]) -> str:
+    """An answer of few letters as the code that it spells, if the other accepted answers show that it is one."""
+    capitals = answer.upper()
+    short = answer.islower() and len(answer) == 2 and any(len(other) > 2 for other in answers)
+    twin = len(answer) == CODE_LENGTH and capitals in answers
+    return capitals if answer.isalpha() and (short or twin) else answer
+
+
+def _contains(given: str, wanted: str, symbol: bool) -> bool:
+    """Whether `wanted` occurs between ends of words, where its numbers are numbers of `given` as well.
+
+    A symbol must stand before punctuation or the end.
+    """
     numbers, own = _numbers(given), _numbers(wanted)
     for start in _starts(given, wanted) if wanted else ():
         end = start + len(wanted)
         touched = [(a - start, b - start) for a, b in numbers if a < end and b > start]
-        if touched == own and _ends_word(given, start) and _ends_word(given, end):
+        is_word = touched == own and _ends_word(given, start) and _ends_word(given, end)
+        if is_word and (not symbol or end == len(given) or unicodedata.category(given[end])[0] == "P"):
             return True
     return False
 

@@ -64,6 +64,32 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("it is a country in Europe", ["IT"], False),  # a code keeps its case
         ("IT", ["IT"], True),
         ("usa", ["USA"], True),
+        (" Usa.", ["USA"], True),
+        ("the usa", ["USA"], False),
+        ("in the USA", ["usa", "USA"], True),
+        (
+            " a small town in the state of New York",
+            ["India", "in", "IN"],
+            False,
+        ),  # codes are listed in small letters too
+        ("a town, IN", ["India", "in"], True),
+        ("no records, but it can be found here", ["Canada", "can", "CAN"], False),
+        ("no records, but it can be found here", ["Norway", "no"], False),
+        ("Paris and London", ["Andorra", "AND"], False),
+        ("Rio de Janeiro", ["Germany", "de", "DE"], False),
+        ("No, it is not", ["no"], True),  # the fact's only answer is the word itself
+        ("rap music", ["hip hop", "rap"], True),
+        ("In 1990", ["Indium", "In"], False),
+        ("He was born here", ["Helium", "He"], False),
+        ("He", ["Helium", "He"], True),
+        ("The symbol is He.", ["He"], True),
+        ("he", ["He"], False),
+        ("I am not sure", ["Iodine", "I"], False),
+        ("A city", ["A"], False),
+        ("The answer is B.", ["B"], True),
+        ("李", ["李"], True),
+        ("他姓李名白", ["李"], True),
+        ("I like r&b", ["R&B"], True),
         ("3.14 is pi", ["3"], False),  # the point and comma of a number end no word
         ("19,000 people", ["19"], False),
         ("in 1,999", ["999"], False),
