@@ -19,7 +19,8 @@ from attnbalance.models.hooked import HookedModel
 def build_bridge(model: HookedModel, twin: Module) -> Any:
     """The TransformerBridge of `twin`, a copy of a model, without the notices that TransformerLens prints and logs.
 
-    Raises `ModelError` for a model that has layers without attention.
+    Raises `ModelError` for a model that has layers without attention, and for one whose unembedding does not read the
+    residual stream itself (OPT with `word_embed_proj_dim` projects it to another width first).
     """
     from transformer_lens.model_bridge.sources import build_bridge_from_module
 
@@ -33,6 +34,12 @@ def build_bridge(model: HookedModel, twin: Module) -> Any:
         bridge = build_bridge_from_module(twin, type(twin).__name__, hf_config=config, tokenizer=None)
     if tuple(range(len(bridge.blocks))) != model.layers:
         raise ModelError(f"{model.name} has layers without attention: its layers cannot be taken apart into heads")
+    read, width = bridge.W_U.shape[0], bridge.cfg.d_model
+    if read != width:
+        raise ModelError(
+            f"{model.name}: its unembedding reads {read} numbers, into which the residual stream of {width} is "
+            "projected first: what a layer adds cannot be read out directly"
+        )
     return bridge
 
 

@@ -109,13 +109,18 @@ def vocabulary_size(model: Module) -> int:
     return len(base_of(model).get_input_embeddings().weight)  # pyright: ignore[reportArgumentType]
 
 
+LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
+"""Names of the setting that says how many positions there are: most families', MPT's and Whisper's."""
+
+
 def position_limit(config: PreTrainedConfig) -> int | None:
     """The longest input in tokens that a configuration allows, None for no limit.
 
     Raises `ModelError` for a number below 1 in the configuration's file. One that is not in the file is the family's
     own word for no limit (XLNet's -1).
     """
-    text, name = config.get_text_config(), "max_position_embeddings"
+    text = config.get_text_config()
+    name = next((name for name in LIMITS if hasattr(text, name)), LIMITS[0])
     limit, in_file = getattr(text, name, None), text.attribute_map.get(name, name)
     if not isinstance(limit, int) or (limit < 1 and in_file not in text.to_dict()):
         return None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+import torch
 from commands import run_command
-from tiny import tiny_model, tiny_tokenizer
+from tiny import SIZES, tiny_model, tiny_tokenizer
+from transformers import OPTConfig, OPTForCausalLM
 
 
 def test_curve_prints_the_answer_and_where_the_report_is(
@@ -46,3 +49,20 @@ def test_knowledge_prints_the_answer_and_where_the_table_is(tmp_path: Path) -> N
     assert code == 2
     assert "relation with fewer than five subjects" in text.replace("\n", " ")
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("command", ["salience", "explain"])
+def test_models_that_cannot_be_taken_apart_give_one_message(tmp_path: Path, command: str) -> None:
+    facts = tmp_path / "facts.jsonl"
+    rows = [{"subject": f"Town {i}", "relation": "country", "answers": [("Italy", "Chad")[i % 2]]} for i in range(6)]
+    facts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    special = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "do_layer_norm_before": False}
+    sizes = {name: size for name, size in SIZES.items() if name != "initializer_range"} | special
+    for seed, label in enumerate("ab"):
+        torch.manual_seed(seed)
+        OPTForCausalLM(OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=16)).save_pretrained(tmp_path / label)
+        tiny_tokenizer().save_pretrained(tmp_path / label)
+    models = (f"{label}={tmp_path / label}" for label in "ab")
+    code, text = run_command(command, *models, "--facts", facts, "--out", tmp_path / "out")
+    assert code == 2, text
+    assert "its unembedding reads 16 numbers" in text.replace("\n", " ")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import transformers
 from tiny import FACTS, POSITIONS, tiny_config, tiny_tokenizer
 
 from attnbalance import Fact, FactSet
@@ -36,6 +37,17 @@ def test_bad_facts_are_dropped_and_counted_by_reason_when_asked(llama_folder: Pa
 def test_a_set_of_which_nothing_is_left_is_refused(llama_folder: Path) -> None:
     with pytest.raises(DataError, match="no usable facts are left"):
         usable_prompts(FactSet((TWICE,)), [ModelSpec("a", str(llama_folder))], SETTINGS, skip_bad=True)
+
+
+def test_prompts_beyond_the_length_of_mpts_alibi_are_dropped_and_counted(tmp_path: Path) -> None:
+    transformers.MptConfig(max_seq_len=POSITIONS).save_pretrained(tmp_path)  # no weights are read
+    tiny_tokenizer("plain").save_pretrained(tmp_path)
+    spec = ModelSpec("a", str(tmp_path))
+    with pytest.raises(BadRowsError, match=f"prompts are longer than the model's {POSITIONS} positions"):
+        usable_prompts(FactSet((*FACTS, LONG)), [spec], SETTINGS, skip_bad=False)
+    prompts, dropped = usable_prompts(FactSet((*FACTS, LONG)), [spec], SETTINGS, skip_bad=True)
+    assert [prompt.fact for prompt in prompts] == list(FACTS)
+    assert list(dropped.values()) == [1]
 
 
 def saved(folder: Path, kind: str, chat_template: str | None = None, positions: int = POSITIONS) -> ModelSpec:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import FAMILIES, VOCABULARY, eager, tiny_prompts, tiny_tokenizer
+import transformers
+from tiny import FAMILIES, SIZES, VOCABULARY, eager, tiny_prompts, tiny_tokenizer
 from uneven import hooked, uneven
 
 from attnbalance import load_model
@@ -67,3 +68,13 @@ def test_dropout_of_a_model_in_training_does_not_reach_the_proof() -> None:
 def test_hooks_that_a_family_lacks_are_named() -> None:
     with pytest.raises(ModelError, match=r"has no blocks\.0\.ln1_post\.hook_out in TransformerLens"):
         bridge_of(hooked("gpt2")).run(IDS, torch.ones_like(IDS), {"blocks.0.ln1_post.hook_out": lambda x: x})
+
+
+def test_an_unembedding_of_another_width_than_the_residual_stream_is_refused_by_name() -> None:
+    special = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "do_layer_norm_before": False}
+    sizes = {name: size for name, size in SIZES.items() if name != "initializer_range"} | special
+    narrow = transformers.OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=16)  # opt-350m has 512 of 1024
+    with pytest.raises(
+        ModelError, match="OPTForCausalLM: its unembedding reads 16 numbers, into which .* of 32 is projected"
+    ):
+        bridge_of(hooked(narrow))

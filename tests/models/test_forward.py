@@ -63,6 +63,13 @@ def test_only_a_limit_that_stands_in_the_configuration_counts() -> None:
         position_limit(transformers.GPT2Config(n_positions=0))
 
 
+def test_families_with_another_name_for_the_number_of_positions_have_a_limit_too() -> None:
+    assert position_limit(transformers.MptConfig(max_seq_len=7)) == 7
+    assert position_limit(transformers.WhisperConfig(max_target_positions=7)) == 7
+    with pytest.raises(ModelError, match="max_seq_len of MptConfig must be at least 1, got 0"):
+        position_limit(transformers.MptConfig(max_seq_len=0))
+
+
 def test_attention_layers_are_all_layers_or_those_that_say_their_number() -> None:
     model = tiny_model("llama")
     assert attention_layers(model, 2) == (0, 1)
