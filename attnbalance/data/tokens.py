@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -112,8 +113,9 @@ def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tu
     """The prompts as one user turn of the tokenizer's chat template, up to where the assistant begins.
 
     The template is rendered around a mark, so the spans move by a known number of characters, and once with an answer:
-    that of Llama 2 or Vicuna puts a space before it. Raises `ModelError` for a tokenizer without a chat template, and
-    for a template that cannot be rendered or alters the text of a turn.
+    that of Llama 2 or Vicuna puts a space before it. Warns of a template that puts other text before it, such as the
+    empty thought of Qwen3: prompts end before that text, where the model does not begin its answer. Raises `ModelError`
+    for a tokenizer without a chat template, and for a template that cannot be rendered or alters the text of a turn.
     """
     if not tokenizer.chat_template:
         raise ModelError(f"tokenizer {tokenizer.name_or_path!r} has no chat template; leave out `chat=True`")
@@ -121,7 +123,14 @@ def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tu
     (marked, *texts), answered = render_turns(tokenizer, [mark, *(prompt.text for prompt in prompts)])
     before, _, after = marked.partition(mark)
     between, answer, _ = answered.removeprefix(marked).partition(ANSWER)
-    space = between if answer and answered.startswith(marked) and not between.strip() else ""
+    known = bool(answer) and answered.startswith(marked)
+    if known and between.strip():
+        warnings.warn(
+            f"the chat template of {tokenizer.name_or_path!r} puts {between!r} before an answer, and prompts end "
+            "before it: probabilities of answers, salience and relevance are read where the model does not answer yet",
+            stacklevel=3,
+        )
+    space = between if known and not between.strip() else ""
     result = []
     for prompt, text in zip(prompts, texts, strict=True):
         if text != before + prompt.text + after:

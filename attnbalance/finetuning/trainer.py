@@ -27,7 +27,6 @@ from attnbalance.finetuning.example_sets import (
     data_sets,
     describe_items,
     first_text,
-    tokenizer_of,
 )
 from attnbalance.finetuning.examples import IGNORED, QUERY, SPAN, TARGET, collate
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass, forward_pass
@@ -40,12 +39,13 @@ from attnbalance.finetuning.trainer_checks import (
     check_loss,
     check_metrics,
     check_ways_of_training,
+    hooked_for,
     own_loss,
     router_coefficient,
     router_loss,
     warn_of_all_weights,
 )
-from attnbalance.models.hooked import HookedModel, hook
+from attnbalance.models.hooked import HookedModel
 
 if TYPE_CHECKING:
     _Base = Trainer
@@ -138,8 +138,7 @@ class ObjectiveMixin(_Base):
         check_data(self, collator, max(len(example.ids) for example in examples))
         watches = self.compute_metrics is None and all(example.prompt is not None for example in examples)
         if self.objective.needs.rows or self.objective.needs_base or (watches and self.eval_dataset is not None):
-            tokenizer = tokenizer_of(self.processing_class, self.objective)
-            self._hooked = hook(model, tokenizer, type(model).__name__)
+            self._hooked = hooked_for(self, self.objective, examples)
         if self._hooked is not None and self.objective.needs_base:
             self._targets = BaseTargets(self.objective, self._hooked, self._base_sums, self.args.output_dir)
         self.train_dataset = self._with_targets(self.train_dataset)

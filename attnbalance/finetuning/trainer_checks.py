@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,12 +17,15 @@ from transformers import (
     default_data_collator,
 )
 
-from attnbalance.errors import ModelError
+from attnbalance.errors import DataError, ModelError
+from attnbalance.finetuning.example_sets import tokenizer_of
+from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import check_start
 from attnbalance.finetuning.objectives.expression import RECOMMENDED
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.finetuning.parameters import FrozenWeights
 from attnbalance.models.forward import base_of
+from attnbalance.models.hooked import HookedModel, hook
 
 LOSS = {"label_smoothing_factor": (0.0,), "loss_type": ("nll",)}
 """Settings that change a trainer's own loss, with the values that leave it unchanged."""
@@ -155,6 +158,23 @@ def router_loss(outputs: Any, coefficient: float) -> Tensor | float:
     """The router's balancing loss of a forward pass, times its coefficient; 0 if the model gives none."""
     loss = getattr(outputs, "aux_loss", None)
     return 0.0 if loss is None or not coefficient else coefficient * loss
+
+
+def hooked_for(trainer: Trainer, objective: Objective, examples: Sequence[Example]) -> HookedModel:
+    """The trainer's model, whose attention can be read.
+
+    Raises `ModelError` for a model that cannot be hooked, `DataError` without a tokenizer, and for examples so long
+    that the model reads them otherwise in a batch of shorter ones (`HookedModel.alike_from`): trainers mix lengths.
+    """
+    model: Any = trainer.model
+    hooked = hook(model, tokenizer_of(trainer.processing_class, objective), type(model).__name__)
+    longest = max(len(example.ids) for example in examples)
+    if hooked.alike_from is not None and longest >= hooked.alike_from:
+        raise DataError(
+            f"{hooked.name} reads texts of {hooked.alike_from} tokens or more otherwise beside shorter ones, and the "
+            f"longest example has {longest}; shorten it, or train with transformers' own Trainer"
+        )
+    return hooked
 
 
 def _check_adapters(model: object, objective: Objective) -> None:

@@ -60,7 +60,7 @@ def eager_reference(model: Module, encoding: Encoding) -> Reference:
         inputs[layer] = hidden[0].clone()
         return hidden
 
-    with _layer_inputs(base_of(model), keep):
+    with layer_inputs(base_of(model), keep):
         output = model(input_ids=ids, output_attentions=True, use_cache=False)
     maps, logits = attention_maps(output)
     rows = torch.stack([layer[0, :, -1].to(ids.device) for layer in maps]).float()
@@ -141,12 +141,12 @@ def _inputs_of(references: Sequence[Reference], base: PreTrainedModel, batch: Pr
             hidden[i, (batch.attention_mask[i] != 0).to(hidden.device)] = reference.inputs[layer].to(hidden.device)
         return hidden
 
-    with _layer_inputs(base, from_reference):
+    with layer_inputs(base, from_reference):
         yield
 
 
 @contextmanager
-def _layer_inputs(base: PreTrainedModel, change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
+def layer_inputs(base: PreTrainedModel, change: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
     """The model with the hidden states before each layer put through `change`(layer number, hidden states).
 
     Hidden states are [prompt, position, d_model]. A model whose layers are not in one list, or take something else, is

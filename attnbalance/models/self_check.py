@@ -29,10 +29,13 @@ from attnbalance.models.forward import (
     position_limit,
 )
 from attnbalance.models.length_thresholds import FARTHEST, length_thresholds
+from attnbalance.models.own_attention import check_own, own_outputs
 from attnbalance.models.rows import IMPLEMENTATION, UnknownTensorError, UnnumberedLayerError
 
 LONGEST = 9
 """Tokens in the longer of the two short prompts, and beyond a threshold in the third."""
+LONG = 64
+"""Tokens of the prompt on which the model must compute what it computed before."""
 
 
 class SelfCheck(NamedTuple):
@@ -52,14 +55,22 @@ def self_check(model: Module, name: str) -> SelfCheck:
     the reference; the rows of both together, padded left and right, must equal it, and so must the logits (in 16 bits
     layer by layer, see `eager_reference.TOLERANCE`). A third prompt crosses the thresholds of length that the
     configuration names, up to `FARTHEST`: if it is right alone but not in a batch with the others, prompts as long may
-    only be read in batches of prompts of their own length. A later token must not change an earlier logit. Raises
-    `ModelError` otherwise, with the model as it was.
+    only be read in batches of prompts of their own length. A later token must not change an earlier logit. And with the
+    attention that is set at last, the model must compute what it computed before, layer by layer (see `check_own`).
+    Raises `ModelError` otherwise, with the model as it was.
     """
     base = base_of(model)
-    own = base.config._attn_implementation
+    own = base.config._attn_implementation or "eager"
     try:
         with evaluating(model):
-            return _checked(model, base, name)
+            crossed, unsure = length_thresholds(base.config)
+            limit = position_limit(base.config) or FARTHEST + LONGEST
+            lengths = {min(LONG, (limit + 1) // 2)} | {min(threshold + LONGEST, limit) for threshold in crossed[-1:]}
+            before = [(prompt, own_outputs(model, prompt)) for prompt in _random_prompts(base, sorted(lengths))]
+            learned = _checked(model, base, name, crossed, unsure)
+            for prompt, outputs in before:
+                check_own(model, prompt, outputs, name, own)
+            return learned
     except Exception as error:
         base.config._attn_implementation = own
         if isinstance(error, ModelError) and not isinstance(error, NoRowsError):
@@ -74,9 +85,13 @@ def self_check(model: Module, name: str) -> SelfCheck:
         ) from error
 
 
-def _checked(model: Module, base: PreTrainedModel, name: str) -> SelfCheck:
-    crossed, unsure = length_thresholds(base.config)
-    encodings = _random_prompts(base, crossed)
+def _checked(
+    model: Module, base: PreTrainedModel, name: str, crossed: Sequence[int], unsure: Sequence[int]
+) -> SelfCheck:
+    limit = position_limit(base.config) or FARTHEST + LONGEST
+    longest = min(LONGEST, limit)
+    beyond = [min(threshold + LONGEST, limit) for threshold in crossed[-1:]]
+    encodings = _random_prompts(base, [longest, (longest + 1) // 2, *beyond])
     interface = _takes_our_function(base)
     _set_attention(base, "eager", interface)
     references = [eager_reference(model, encoding) for encoding in encodings]
@@ -92,7 +107,7 @@ def _checked(model: Module, base: PreTrainedModel, name: str) -> SelfCheck:
     _check_causal(model, encodings[0], name)
     layers, editable = _layers(model, base, encodings[0], kernel, len(references[0].rows))
     if not _right_in_any_batch(model, list(zip(encodings, references, strict=True)), kernel, name, crossed):
-        unsure = unsure + crossed[:1]
+        unsure = [*unsure, *crossed[:1]]
     return SelfCheck(kernel, layers, min(unsure, default=None), editable)
 
 
@@ -176,13 +191,8 @@ def _gives_rows(model: Module, encodings: list[Encoding]) -> bool:
     return rows.dim() == 4 and rows.shape[-1] == batch.input_ids.shape[1]
 
 
-def _random_prompts(base: PreTrainedModel, thresholds: Sequence[int]) -> list[Encoding]:
-    """A prompt of up to `LONGEST` random tokens, one half as long, and one beyond the last threshold, if any."""
-    limit = position_limit(base.config)
-    longest = min(LONGEST, limit or LONGEST)
-    lengths = [longest, (longest + 1) // 2]
-    if thresholds:
-        lengths.append(min(thresholds[-1] + LONGEST, limit or FARTHEST + LONGEST))
+def _random_prompts(base: PreTrainedModel, lengths: Sequence[int]) -> list[Encoding]:
+    """Prompts of random tokens."""
     vocabulary = base.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
     tokens = [tuple(torch.randint(vocabulary, (n,), generator=generator).tolist()) for n in lengths]

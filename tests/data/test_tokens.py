@@ -185,6 +185,18 @@ def test_an_answer_in_a_chat_begins_as_the_template_says(template: str, space: s
         assert tokenizer.decode(answer) == f"{space}{encoding.prompt.fact.answer}"
 
 
+def test_a_chat_template_that_puts_a_thought_before_the_answer_is_warned_of() -> None:
+    tokenizer = tiny_tokenizer("chat")
+    turns = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
+    )
+    tokenizer.chat_template = f"{turns}{{% endfor %}}{{% if add_generation_prompt %}}[assistant]{{% endif %}}"
+    with pytest.warns(UserWarning, match="puts '<think></think>' before an answer, and prompts end before it"):
+        chat = as_chat(tiny_prompts("qa"), tokenizer)
+    assert all(prompt.text.endswith("[assistant]") for prompt in chat)
+    assert {prompt.answer_space for prompt in chat} == {""}
+
+
 @pytest.mark.parametrize("form", ["question", "few-shot"])
 def test_an_answer_after_white_space_has_no_space_of_its_own(form: str) -> None:
     facts = [Fact(f"Town {i}", "country", ("Chad",)) for i in range(6)]

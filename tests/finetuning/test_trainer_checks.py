@@ -11,7 +11,7 @@ from peft import AdaLoraConfig, LoraConfig, get_peft_model
 from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
 from transformers import Trainer, TrainingArguments
 
-from attnbalance.errors import ModelError
+from attnbalance.errors import DataError, ModelError
 from attnbalance.finetuning.examples import QUERY, SPAN, collate, make_examples
 from attnbalance.finetuning.parameters import select_weights, train_only
 from attnbalance.finetuning.trainer import ObjectiveMixin, ObjectiveTrainer
@@ -319,3 +319,27 @@ def test_rules_for_gradients_are_refused_where_an_adapter_is_more_than_lora(tmp_
     with pytest.raises(ModelError, match="of which modules_to_save trains a copy"):
         config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["v_proj"], modules_to_save=["q_proj"])
         made(tmp_path, model=get_peft_model(tiny_model("llama"), config), objective=objective)
+
+
+def test_examples_that_a_model_reads_otherwise_beside_shorter_ones_are_refused(tmp_path):
+    rotation = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24}
+    rotation |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    config = transformers.Phi3Config(
+        **GROUPED, rope_parameters=rotation, original_max_position_embeddings=24, pad_token_id=None
+    )
+    examples = make_examples(FACTS, TOKENIZER)
+    longest = max(len(example.ids) for example in examples)
+    short = [example for example in examples if len(example.ids) < 24]
+    assert short
+    assert longest >= 24
+
+    def trainer(data):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        args = settings(tmp_path)
+        return ObjectiveTrainer(
+            model=model, args=args, train_dataset=data, processing_class=TOKENIZER, objective="floor"
+        )
+
+    trainer(short)
+    with pytest.raises(DataError, match=rf"texts of 24 tokens or more otherwise .* the longest example has {longest};"):
+        trainer(examples)
