@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections import Counter
 from collections.abc import Hashable
@@ -15,6 +16,9 @@ from attnbalance.errors import DataError
 LARGEST_FILE = 1_000_000
 """Bytes of a study file; the largest study that may be run fits into a tenth."""
 
+LEADING_ZERO = re.compile("[-+]?0[0-9_]")
+"""How a number with a leading zero begins."""
+
 
 class _Loader(yaml.SafeLoader):
     """Plain values, written out: no aliases, which grow without bound when they are followed, and no key twice."""
@@ -26,11 +30,20 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """Refuse text with half a character, which no file could hold, and YAML 1.1's numbers to base 60 (1:30)."""
+        """Refuse text with half a character, which no file could hold, and YAML 1.1's numbers to base 60 and 8.
+
+        1:30 would be read as 90, and 010 as 8.
+        """
         value = super().construct_scalar(node)
         str(value).encode()
-        if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float") and ":" in str(value):
-            raise DataError(f"{value} would be read as a number to base 60; write the number out, or put it in quotes")
+        if node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+            if ":" in str(value):
+                raise DataError(f"{value} would be read as a number to base 60; write it out, or put it in quotes")
+            if LEADING_ZERO.match(str(value)):
+                raise DataError(
+                    f"{value} begins with a zero, which makes it a number to base 8; write it without, or put it in "
+                    "quotes"
+                )
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
