@@ -119,7 +119,7 @@ def print_means(populations: Sequence[Population], trials: int) -> None:
 
 
 def print_shares(trials: int) -> None:
-    """Shares and gains, with 1 prompt a subject and with 4 that go together (correlation .3)."""
+    """Shares, with 1 prompt a subject and with 4 that go together (correlation .3); gains, with 1 and with 5 (.9)."""
     print("\nshares and gains                   subjects  covered")
     for prompts in (1, 4):
         for truth in (0.02, 0.1, 0.5):
@@ -139,6 +139,15 @@ def print_shares(trials: int) -> None:
                 interval = gain_interval(gained, [str(i) for i in range(subjects)])
                 held.append(interval.low - 1e-12 <= won - lost <= interval.high + 1e-12)
             print(f"{f'gain {won:g} - {lost:g}':34} {subjects:8} {np.mean(held):8.3f}", flush=True)
+    for high, low in ((0.05, 0.02), (0.9, 0.85), (0.5, 0.3)):
+        for subjects in SUBJECTS:
+            rng, held, of = np.random.default_rng(subjects), [], np.repeat(np.arange(subjects), 5)
+            for _ in range(trials):
+                a = np.where(rng.random(len(of)) < 0.9, rng.random(subjects)[of], rng.random(len(of)))
+                b = np.where(rng.random(len(of)) < 0.9, a, rng.random(len(of)))
+                interval = gain_interval((a < high).astype(int) - (b < low), [str(i) for i in of])
+                held += [] if np.isnan(interval.low) else [interval.low <= high - low <= interval.high]
+            print(f"{f'gain {high:g} - {low:g}, 5 a subject':34} {subjects:8} {np.mean(held):8.3f}", flush=True)
 
 
 def print_ratios(trials: int) -> None:

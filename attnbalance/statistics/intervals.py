@@ -28,7 +28,7 @@ class Interval:
         mean: The mean (or share, ratio, correlation).
         low: The interval's lower end; NaN with too few clusters.
         high: The interval's upper end; NaN with too few clusters.
-        n: Number of prompts.
+        n: Number of prompts; of seeds, in an interval over seeds.
     """
 
     mean: float
@@ -125,6 +125,10 @@ def seed_interval(values: Sequence[float]) -> Interval:
 
     It covers everything that differs between seeds: training, and facts if each seed has its own. One seed has no
     interval (NaN). Raises `DataError` for no numbers.
+
+    Seeds that agree by chance give an interval of zero width, which does not mean that the mean is known. So shares of
+    few facts near 0 or 1 are covered less often than in .95 of samples: simulated (4,000 samples each), a share of .95
+    of 16 facts in .66 with 2 seeds, .86 with 3 and .90 with 5; of 60 facts in .90 with 2 seeds and .96 with 3.
 
     >>> interval = seed_interval([1.0, 2.0, 3.0])
     >>> print(f"{interval.mean:.1f} [{interval.low:.2f}, {interval.high:.2f}]")

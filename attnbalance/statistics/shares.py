@@ -54,7 +54,9 @@ def gain_interval(gained: npt.NDArray[np.int_], clusters: Sequence[str]) -> Inte
     accuracies. If one of the two shares has no interval, there is none (NaN).
 
     Coverage measured by benchmarks/intervals.py: the interval contains the truth in .94 or more of samples of 5 to 150
-    subjects.
+    subjects with 1 prompt each. Of 5 prompts each, whose answers are 90% alike within a subject, it does so less often
+    where gains are rare and hit whole subjects: for accuracies of .05 and .02 in .87 of samples of 50 subjects, for .9
+    and .85 in .89 of 30 and .92 of 50, for .5 and .3 in .92 of 10; with more or fewer subjects in .94 or more.
     """
     won, lost = (share_interval((gained == sign).tolist(), clusters) for sign in (1, -1))
     r = _correlation(gained, clusters)

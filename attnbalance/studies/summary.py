@@ -46,7 +46,8 @@ class StudyRow:
 
     Intervals are over seeds. With a single seed, `extraction`, `kept`, `accuracy`, `gain` and `gap` have intervals over
     facts, clustered by subject, and the others have none. Controls that train nothing have no `attention`, `new_facts`,
-    `kept_facts` and `drift`.
+    `kept_facts` and `drift`. These and `shortcut_rate` are means over the seeds that have a value; their `n` is the
+    number of those seeds.
 
     world: the world.
     method: the method, or a control.

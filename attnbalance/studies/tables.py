@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attnbalance.files.outputs import MARKER, read_json, replacing, write_json, write_text
 from attnbalance.report.figures import save
 from attnbalance.report.wording import percent_interval, percent_share, points
 from attnbalance.statistics.intervals import Interval
+from attnbalance.studies.controls import untrained
 from attnbalance.studies.figures import draw_extraction
 from attnbalance.studies.summary import FitResult, StudyRow, study_rows
 
@@ -21,10 +22,16 @@ KL(base || model) on statements of the world, nats per token. Controls: "no trai
 statement, with the question, or with the question after four answered ones; "constant answer" gives every question its
 relation's most frequent training answer (or, without training facts, the questions' own most frequent answer), which
 looks up nothing. Shortcut rate: the share of wrong answers that are the relation's most frequent training answer, where
-there is one. A method that replays generated facts may train on held-out questions, with the base's own answers
-(`replayed_heldout` in result.json); one that replays known facts does not. Intervals: 95%, Student's for the mean over
-seeds; with one seed over facts, by subject, if possible. A simulation on small models, unless the study names a
-model."""
+there is one. "(1 of 2 seeds)": in the other, there is none to count. A method that replays generated facts may train on
+held-out questions, with the base's own answers (`replayed_heldout` in result.json); one that replays known facts does
+not. Intervals: 95%, Student's for the mean over seeds; with one seed over facts, by subject, if possible. A simulation
+on small models, unless the study names a model."""
+
+AGREED = (
+    "An interval of zero width says that the seeds agreed, not that the mean is known: on shares of few facts, few "
+    "seeds often agree by chance."
+)
+"""What a table with such an interval says below."""
 
 HEAD = (
     "method",
@@ -62,7 +69,7 @@ def write_tables(results: Sequence[FitResult], out: Path) -> str:
 
 
 def table_of(rows: Sequence[StudyRow]) -> str:
-    """The rows as Markdown, a table for each world."""
+    """The rows as Markdown, a table for each world, and a note where seeds agreed."""
     parts = []
     for world, world_rows in _by(rows, "world"):
         seeds = max(row.seeds for row in world_rows)
@@ -74,6 +81,8 @@ def table_of(rows: Sequence[StudyRow]) -> str:
         ]
         lines += [f"| {' | '.join(_cells(row))} |" for row in world_rows]
         parts.append("\n".join(lines))
+    if any(map(_agree, rows)):
+        parts.append(AGREED)
     return "\n\n".join(parts)
 
 
@@ -87,11 +96,27 @@ def _cells(row: StudyRow) -> list[str]:
         percent_interval(row.quintiles[0]) if row.quintiles else "",
         "" if row.gain is None else points(row.gain, unit=""),
         "" if row.gap is None else percent_share(row.gap),
-        "" if row.shortcut_rate is None else percent_interval(row.shortcut_rate),
-        "" if row.attention is None else _number(row.attention),
-        "" if row.new_facts is None else percent_interval(row.new_facts),
-        "" if row.drift is None else _number(row.drift),
+        _of_seeds(row.shortcut_rate, row, percent_interval),
+        _of_seeds(row.attention, row, _number),
+        _of_seeds(row.new_facts, row, percent_interval),
+        _of_seeds(row.drift, row, _number),
     ]
+
+
+def _of_seeds(interval: Interval | None, row: StudyRow, text: Callable[[Interval], str]) -> str:
+    """An interval over the seeds that have a value; names their number where others have none."""
+    if interval is None:
+        return ""
+    return text(interval) + (f" ({interval.n} of {row.seeds} seeds)" if interval.n < row.seeds else "")
+
+
+def _agree(row: StudyRow) -> bool:
+    """Whether some interval of the row over several seeds has no width, other than by definition."""
+    defined = row.method == untrained("statement")  # its first two are 1
+    shown: list[Interval | None] = [] if defined else [row.extraction, row.kept]
+    shown += [row.accuracy, *row.quintiles[:1], row.gain, row.gap]
+    shown += [row.shortcut_rate, row.attention, row.new_facts, row.drift]
+    return row.seeds > 1 and any(interval is not None and interval.high - interval.low < 1e-9 for interval in shown)
 
 
 def _number(interval: Interval) -> str:

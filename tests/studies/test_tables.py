@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from attnbalance.files.outputs import MARKER, write_json
-from attnbalance.statistics.intervals import Interval
-from attnbalance.studies.summary import StudyRow
-from attnbalance.studies.tables import CAPTION, HEAD, table_of, write_tables
+from attnbalance.statistics.intervals import Interval, seed_interval
+from attnbalance.studies.summary import StudyRow, study_rows
+from attnbalance.studies.tables import AGREED, CAPTION, HEAD, table_of, write_tables
 from tests.fakes import a_fit
 
 NONE = Interval(math.nan, math.nan, math.nan, 0)
@@ -71,6 +72,38 @@ def test_what_is_unknown_or_does_not_apply_is_told_apart() -> None:
         "new facts",
         "drift",
     ]
+
+
+def test_a_column_that_lacks_a_value_in_some_seeds_says_in_how_many_it_has_one() -> None:
+    partly = {
+        "shortcut_rate": Interval(0.75, 0.5, 1.0, 2),
+        "attention": Interval(0.125, 0.1, 0.15, 2),
+        "new_facts": Interval(1.0, math.nan, math.nan, 1),
+        "drift": Interval(0.01, 0.005, 0.015, 2),
+    }
+    row = cells(table_of([replace(FULL, **partly)]).splitlines()[4])
+    assert row["shortcut rate"] == "75.0% [50.0, 100.0] (2 of 3 seeds)"
+    assert row["subject attention"] == "0.125 [0.100, 0.150] (2 of 3 seeds)"
+    assert row["new facts"] == "100.0% (1 of 3 seeds)"
+    assert row["drift"] == "0.010 [0.005, 0.015] (2 of 3 seeds)"
+    results = [
+        a_fit("plain", "top", seed, [1, 0], [1, 1]) | {"new_facts": value} for seed, value in ((0, None), (1, 1))
+    ]
+    (of_fits,) = study_rows(results)
+    assert "| 100.0% (1 of 2 seeds) |" in table_of([of_fits])
+    assert (of_fits.as_dict()["new_facts"], of_fits.seeds) == ({"mean": 1.0, "low": None, "high": None, "n": 1}, 2)
+
+
+def test_an_interval_of_zero_width_is_explained_below_the_table() -> None:
+    agreed = replace(FULL, accuracy=Interval(0.325, 0.325, 0.325, 2))
+    assert table_of([FULL, agreed]).endswith(f" |\n\n{AGREED}")
+    tenths = seed_interval([0.1, 0.1, 0.1])
+    assert tenths.low < tenths.high  # by rounding alone
+    assert table_of([replace(FULL, new_facts=tenths)]).endswith(AGREED)
+    assert AGREED not in table_of([FULL, BARE])
+    one = Interval(1.0, 1.0, 1.0, 3)
+    by_statement = replace(FULL, method="no training: statement", extraction=one, kept=one)
+    assert AGREED not in table_of([by_statement])  # these are 1 by definition
 
 
 def test_the_table_is_written_with_its_numbers_its_figure_and_as_the_folders_answer(tmp_path: Path) -> None:
