@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from torch.utils.data import IterableDataset
 
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import Example
@@ -47,6 +50,42 @@ def check_examples(sets: Sequence[Any], objective: Objective) -> list[Example]:
                 "'What is the {relation} of {subject}?'"
             )
     return examples
+
+
+@dataclass(frozen=True)
+class RowsCollator:
+    """A trainer's own collator for a stream of rows; raises `DataError` for examples, which must be in a sequence.
+
+    Attributes:
+        collator: The trainer's own.
+        stream: The type of the data set.
+        tokenizer: The collator's tokenizer, which trainers save; None if it has none.
+    """
+
+    collator: Callable[[list[Any]], Any]
+    stream: str
+    tokenizer: Any
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """The batch of some rows."""
+        if any(isinstance(row, Example) for row in rows):
+            raise DataError(f"data hold examples in a {self.stream}; pass them in a list")
+        return self.collator(rows)
+
+
+def rows_collator(collator: Any, sets: Sequence[Any], objective: Objective) -> Any:
+    """The collator of a trainer whose data hold no examples; `collator` is the trainer's own.
+
+    Raises `DataError` for an objective that needs examples. Streams are not read before training, so examples in them
+    are refused as they come.
+    """
+    if not objective.plain:
+        raise DataError(
+            f"objective {objective.text!r} needs a list of examples that have their prompt, got "
+            f"{describe_items(sets[0] if sets else None)}; make them with make_examples or as_examples"
+        )
+    streams = [type(data).__name__ for data in sets if isinstance(data, IterableDataset)]
+    return RowsCollator(collator, streams[0], getattr(collator, "tokenizer", None)) if streams else collator
 
 
 def tokenizer_of(processing_class: Any, objective: Objective) -> Any:

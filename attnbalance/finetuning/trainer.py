@@ -27,6 +27,7 @@ from attnbalance.finetuning.example_sets import (
     data_sets,
     describe_items,
     first_text,
+    rows_collator,
 )
 from attnbalance.finetuning.examples import IGNORED, QUERY, SPAN, TARGET, collate
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass, forward_pass
@@ -115,11 +116,8 @@ class ObjectiveMixin(_Base):
         self._on_examples = any(map(are_examples, self._all_data()))
         if self._on_examples:
             self._use_examples(model, kwargs.get("data_collator"))
-        elif not self.objective.plain:
-            raise DataError(
-                f"objective {self.objective.text!r} needs a list of examples that have their prompt, got "
-                f"{describe_items(self.train_dataset)}; make them with make_examples or as_examples"
-            )
+        else:
+            self.data_collator = rows_collator(self.data_collator, self._all_data(), self.objective)
         if not self.objective.plain:
             self.loss_is_scaled_for_ga = True
         rules = gradient_rank is not None or self.objective.changes_gradients

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 
 import pytest
 from datasets import Dataset
 from torch.utils.data import IterableDataset, Subset
+from transformers import DataCollatorWithPadding
 
 from attnbalance.errors import DataError
 from attnbalance.finetuning.example_sets import (
@@ -16,10 +18,12 @@ from attnbalance.finetuning.example_sets import (
     check_examples,
     data_sets,
     describe_items,
+    rows_collator,
     tokenizer_of,
 )
 from attnbalance.finetuning.examples import IGNORED, Example
 from attnbalance.finetuning.objectives.parse import parse_objective
+from tests.tiny import tiny_tokenizer
 
 BARE = Example((1, 2), (IGNORED, 2))
 MARKED = Example((1, 2, 3), (IGNORED, IGNORED, 3), spans={"subject": (0,)})
@@ -70,3 +74,16 @@ def test_the_tokenizer_is_needed() -> None:
     with pytest.raises(DataError, match="pass processing_class=tokenizer"):
         tokenizer_of(None, parse_objective("kl"))
     assert tokenizer_of("tokenizer", parse_objective("kl")) == "tokenizer"
+
+
+def test_only_streams_of_rows_get_another_collator() -> None:
+    rows, plain = [{"input_ids": [1]}], parse_objective("ce")
+    collator = DataCollatorWithPadding(tiny_tokenizer("bos"))
+    assert rows_collator(collator, [rows], plain) is collator
+    of_stream = pickle.loads(pickle.dumps(rows_collator(len, [rows, Stream()], plain)))
+    assert of_stream(rows) == 1
+    with pytest.raises(DataError, match="data hold examples in a Stream; pass them in a list"):
+        of_stream([*rows, BARE])
+    assert rows_collator(collator, [Stream()], plain).tokenizer is collator.tokenizer
+    with pytest.raises(DataError, match=r"objective 'kl\(statement\)' needs a list of examples .*, got dicts"):
+        rows_collator(collator, [rows], parse_objective("kl(statement)"))

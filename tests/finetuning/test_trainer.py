@@ -193,6 +193,21 @@ def test_a_stream_of_rows_trains_on_plain_cross_entropy_and_on_nothing_else(tmp_
         made(tmp_path, train_dataset=Stream())
 
 
+@pytest.mark.parametrize("tokenizer", [None, tiny_tokenizer("bos")])
+def test_a_stream_of_examples_is_refused_by_name(tmp_path, tokenizer):
+    class Stream(torch.utils.data.IterableDataset):
+        """Examples that come one after the other."""
+
+        def __iter__(self):
+            return iter(some_examples())
+
+    options = {"model": tiny_model("llama"), "args": arguments(tmp_path), "processing_class": tokenizer}
+    with pytest.raises(DataError, match="data hold examples in a Stream; pass them in a list"):
+        ObjectiveTrainer(**options, train_dataset=Stream()).train()
+    with pytest.raises(DataError, match="data hold examples in a Stream; pass them in a list"):
+        ObjectiveTrainer(**options, eval_dataset=Stream()).evaluate()
+
+
 def test_a_trainer_that_only_evaluates_needs_no_training_data(tmp_path):
     examples = make_examples(FACTS, tiny_tokenizer("bos"))
     alone = made(tmp_path, train_dataset=None, eval_dataset=examples).evaluate()
