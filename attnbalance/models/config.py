@@ -23,7 +23,8 @@ def load_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
         for field, value in _kernels("", PreTrainedConfig.get_config_dict(path)[0]):
             raise ModelError(
                 f"the configuration of {path} asks for a kernel from the Hub, which is code to run: {field} is "
-                f"{str(value)[:80]!r}; remove that line, or pass `trust_remote_code=True`"
+                f"{str(value)[:80]!r}; remove that line, or, where the model is only measured, pass "
+                "`trust_remote_code=True`"
             )
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     for part in _with_inner(config):

@@ -35,11 +35,15 @@ FRACTION = re.compile(r"(\d)([¼-¾⅐-⅞])")
 DATE = re.compile(r"(?<![\d.])(\d{1,4})\.(\d{1,2})\.(\d{1,4})(?!\.?\d)")
 """A date with points, whose parts are numbers of their own."""
 
+YEAR = r"(?<!\b0),[12]\d{3}(?![.,]?\d)"
+"""A comma and a year, as in "September 11,2001", but not in "0,1234"."""
 NUMBER = re.compile(
-    r"(?:(?<![\w.)])-)?(?:(?<![\d/])\d{1,3}/\d{1,3}(?![\d/])|(?:(?<![\w.])\.)?\d+(?:[.,]\d+)*(?:\^[+-]?\d+(?:[.,]\d+)*)*)"
+    r"(?:(?<![\w.)])-)?(?:(?<![\d/])\d{1,3}/\d{1,3}(?![\d/])|"
+    rf"(?:(?<![\w.])\.)?\d+(?:(?!{YEAR})[.,]\d+)*(?:\^[+-]?\d+(?:[.,]\d+)*)*)"
 )
 """A number, which an answer matches whole: "-5", ".5", "3.14", "19,000", "1/2", "10^5". The hyphen of "1990-1995" or
-"COVID-19" is not a sign, and the slashes of "3/14/1879" or "1990/91" are not fraction lines."""
+"COVID-19" is not a sign, the slashes of "3/14/1879" or "1990/91" are not fraction lines, and a comma before a year ends
+a number."""
 GROUPED = re.compile(
     "|".join(rf"(?<!\d)(?<!\d[./{mark}])[1-9]\d{{0,2}}(?:{mark}\d{{3}})+(?!{mark}?\d)" for mark in " ,'")
 )
@@ -59,11 +63,11 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     "whole-words": the output's first non-empty line contains an answer as whole words, ignoring case. A word is a run
     of letters, digits and marks (Unicode). Punctuation ends a word: "Paris.5" contains Paris (SQuAD's rule would remove
     the point and read one word). A number keeps its minus sign, decimal point, commas, fraction line and exponent, so
-    that 10 is not found in "-10", ".10", "10/8" or "10⁵", nor -5 in "10-5". Digits in groups of three are one number:
-    "1,234" and "1 234" equal 1234. As a space may also separate two numbers, "1 234" contains 1 and 234 as well. Curly
-    quotes and apostrophes equal plain ones. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate
-    words, so they match anywhere. What the line says about the answer is not read: "Not Paris, but Lyon" contains
-    Paris.
+    that 10 is not found in "-10", ".10", "10/8" or "10⁵", nor -5 in "10-5". A year after a comma is a number of its own
+    ("September 11,2001"). Digits in groups of three are one number: "1,234" and "1 234" equal 1234. As a space may also
+    separate two numbers, "1 234" contains 1 and 234 as well. Curly quotes and apostrophes equal plain ones. Chinese,
+    Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate words, so they match anywhere. What the line says
+    about the answer is not read: "Not Paris, but Lyon" contains Paris.
 
     Short answers are often common words in another case. Codes of up to three capitals ("US", "IT", "CAN") match only
     in capitals, or every "it" would be Italy; three ("usa") also in small letters as the whole line. So do their

@@ -93,7 +93,9 @@ def test_a_configuration_that_asks_for_a_kernel_of_the_hub_is_refused_by_name(
     edit(llama_folder, **changes)
     for load in (load_model, lambda folder: load_limits(str(folder))):
         with pytest.raises(
-            ModelError, match=rf"asks for a kernel from the Hub.*{next(iter(changes))}.*remove that line"
+            ModelError,
+            match=rf"asks for a kernel from the Hub.*{next(iter(changes))}.*remove that line, or, where the "
+            "model is only measured, pass `trust_remote_code=True`",
         ):
             load(llama_folder)
 

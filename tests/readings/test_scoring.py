@@ -93,6 +93,14 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("3.14 is pi", ["3"], False),  # the point and comma of a number end no word
         ("19,000 people", ["19"], False),
         ("in 1,999", ["999"], False),
+        ("September 11,2001", ["2001"], True),  # a year after a comma, which no number has
+        ("September 11,2001.", ["11"], True),
+        ("the 4,1776", ["4,1776"], True),
+        ("1,23 m", ["23"], False),  # a decimal comma
+        ("0,1234", ["1234"], False),
+        ("12,1999,5", ["1999"], False),
+        ("11,20011", ["20011"], False),
+        ("1,234,2001", ["1,234"], True),
         ("3, 14", ["3"], True),
         ("in 1999.", ["1999"], True),
         ("v2.x", ["2"], False),
