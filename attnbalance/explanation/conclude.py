@@ -34,7 +34,12 @@ Answers = Mapping[str, Sequence[tuple[Treatment, Recall]]]
 
 
 def conclude(
-    comparison: Comparison, change: Change, ranks: Mapping[str, ReadoutRanks], answers: Answers, ambiguous: int
+    comparison: Comparison,
+    change: Change,
+    ranks: Mapping[str, ReadoutRanks],
+    answers: Answers,
+    ambiguous: int,
+    read_only: Mapping[str, str],
 ) -> Explanation:
     """Compute everything that an explanation says.
 
@@ -44,6 +49,7 @@ def conclude(
         ranks: For each label, the readout ranks.
         answers: For each label, the answers under the treatments of that model against the other one.
         ambiguous: Number of prompts whose answer has the same token as a wrong answer.
+        read_only: See `Explanation`.
 
     Raises `DataError` if recall was not measured.
     """
@@ -66,6 +72,7 @@ def conclude(
         facts=_facts(comparison, change, ranks, answers),
         examples=_examples(groups, comparison.seed),
         ambiguous=ambiguous,
+        read_only=read_only,
     )
 
 

@@ -139,6 +139,8 @@ class Explanation:
         facts: What became of each fact, in the comparison's order.
         examples: Indices of ten facts drawn at random: lost ones first, then gained ones, then others.
         ambiguous: Number of prompts whose answer has the same token as a wrong answer (see `AnswerTokens`).
+        read_only: Why the rows of a model can be read but not edited (see `HookedModel.read_only`), by its label;
+            without models whose rows can be edited.
     """
 
     comparison: Comparison
@@ -153,6 +155,7 @@ class Explanation:
     facts: tuple[FactChange, ...]
     examples: tuple[int, ...]
     ambiguous: int
+    read_only: Mapping[str, str]
 
     @property
     def labels(self) -> tuple[str, str]:

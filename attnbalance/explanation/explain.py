@@ -106,7 +106,8 @@ def _explain(
         with_bar = f"checks of {label}" if progress else None
         asked = PromptSet.of(prompts, model.tokenizer)
         answers[label] = _ask(model, other, asked, settings, work / f"checks-{i}", with_bar)
-    return conclude(comparison, change, ranks, answers, answer_tokens.ambiguous), change
+    read_only = {label: model.read_only for label, model in zip(labels, models, strict=True) if model.read_only}
+    return conclude(comparison, change, ranks, answers, answer_tokens.ambiguous, read_only), change
 
 
 def _check_pair(first: HookedModel, second: HookedModel, prompts: Sequence[Prompt]) -> AnswerTokens:

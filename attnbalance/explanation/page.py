@@ -8,7 +8,7 @@ from attnbalance.comparison import sentences as comparison_sentences
 from attnbalance.comparison.page import accuracy, making
 from attnbalance.explanation.conclusions import Explanation
 from attnbalance.explanation.figures import draw_causes, draw_steering
-from attnbalance.explanation.sentences import group_name, headline, hidden_sentence, rescue_sentence
+from attnbalance.explanation.sentences import group_name, headline, hidden_sentence, left_out, rescue_sentence
 from attnbalance.explanation.tables import example_json
 from attnbalance.files.outputs import write_text
 from attnbalance.readings.steering import STRENGTH
@@ -59,12 +59,13 @@ def _causes(explanation: Explanation) -> dict[str, object]:
 def _rescues(explanation: Explanation) -> dict[str, object]:
     """What comes back, hidden answers, and examples."""
     before, after = explanation.labels
-    raised = explanation.check(after, "boost") is not None
+    raised = any(explanation.check(label, "boost") for label in explanation.labels)
     title = "Accuracy as attention to the subject is raised"
     return {
         "checks": {label: explanation.checks[label] for label in (after, before)},
         "rescues": [rescue_sentence(explanation, label) for label in (after, before)],
         "steering": svg(draw_steering(explanation), title) if raised else None,
+        "left_out": left_out(explanation),
         "hidden": [hidden_sentence(explanation, label) for label in explanation.labels],
         "examples": [example_json(explanation.facts[i], explanation.labels) for i in explanation.examples],
         "strength": STRENGTH,

@@ -17,7 +17,7 @@ def headline(explanation: Explanation) -> str:
     """The answer: how many facts are lost, which weights caused the change of the margin, and what brings facts back.
 
     Causes are given shares only if the change's interval excludes zero. The change is that of the most popular fifth,
-    or of all questions if popularity is unknown.
+    or of all questions if popularity is unknown. What is left out where rows cannot be edited ends the answer.
     """
     before, after = explanation.labels
     lost, gained = (_count(explanation, group) for group in ("lost", "gained"))
@@ -29,7 +29,21 @@ def headline(explanation: Explanation) -> str:
         f"{after} gets {lost:,} of {n} wrong that {before} gets right, and {gained:,} right that {before} gets wrong "
         f"({rates[0]} right before, {rates[1]} after{unsure})."
     )
-    return f"{counts} {cause_sentence(explanation)} {rescue_sentence(explanation, after, brief=True)}"
+    text = f"{counts} {cause_sentence(explanation)} {rescue_sentence(explanation, after, brief=True)}"
+    missing = left_out(explanation)
+    return f"{text} {missing}" if missing else text
+
+
+def left_out(explanation: Explanation) -> str | None:
+    """What is left out because rows cannot be edited, and why; None if they can be."""
+    labels, reasons = list(explanation.read_only), list(dict.fromkeys(explanation.read_only.values()))
+    if not labels:
+        return None
+    return (
+        f"Left out for {wording.listed(labels)}, whose family {wording.listed(reasons)}, so that rows can be read but "
+        "not edited: the checks that raise attention or put in the other model's rows, their controls, and what rows "
+        "carry of the change."
+    )
 
 
 def cause_sentence(explanation: Explanation) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbalance.explanation.conclusions import TOP, CausalCheck, ChangeByCause, Explanation, FactChange, HiddenAnswers
-from attnbalance.explanation.sentences import headline
+from attnbalance.explanation.sentences import headline, left_out
 from attnbalance.files.outputs import replacing
 from attnbalance.models.weights import PARTS
 
@@ -21,6 +21,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "before": before,
         "after": after,
         "answer": headline(explanation),
+        "left_out": left_out(explanation),
         "scoring": scoring_of(explanation),
         "ambiguous": explanation.ambiguous,
         "settings": {name: list(values) for name, values in explanation.settings.items()},

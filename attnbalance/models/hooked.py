@@ -64,6 +64,13 @@ class HookedModel:
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((i for i in known if isinstance(i, int) and i < vocabulary_size(self.model)), 0)
 
+    @property
+    def read_only(self) -> str | None:
+        """Why its rows can be read but not edited, as a predicate; None if they can be edited."""
+        if self.kernel != "sdpa":
+            return "is outside transformers' attention interface"
+        return None if self.editable else "runs several attentions under one layer number"
+
     @cached_property
     def line_breaks(self) -> frozenset[int]:
         """The ids of tokens that hold a line break."""

@@ -78,13 +78,8 @@ def edited(model: HookedModel, row_edit: RowEdit) -> Iterator[None]:
     are edited. Raises `ModelError` for a model read through eager attention, and for one whose layers cannot be told
     apart by their numbers.
     """
-    if model.kernel != "sdpa":
-        raise ModelError(f"{model.name} is outside transformers' attention interface: its rows can be read, not edited")
-    if not model.editable:
-        raise ModelError(
-            f"{model.name} runs several attentions under one layer number: its rows can be read, not edited, since the "
-            "number does not say which of them is meant"
-        )
+    if model.read_only:
+        raise ModelError(f"{model.name} {model.read_only}: its rows can be read, not edited")
     model.check_implementation()
     with editing(base_of(model.model), row_edit):
         yield

@@ -24,7 +24,7 @@ from attnbalance.report.readings_table import write_readings
 from attnbalance.statistics.intervals import Interval
 from attnbalance.storage.conclusions import Salience, conclude
 from attnbalance.storage.figures import write_figures
-from attnbalance.storage.sentences import answer
+from attnbalance.storage.sentences import answer, left_out
 
 KIND = "salience"
 
@@ -80,12 +80,13 @@ def _read(spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings,
         read_mlp_salience(bridged, answer_tokens, at=at, batch_size=settings.batch_size)
         for at in ("context", *SUBJECTS)
     ]
-    if model.editable:
+    read_only = model.read_only
+    if not read_only:
         readings.append(read_relevance(model, prompts, batch_size=settings.batch_size, progress=progress).push)
     ranks = read_readout_ranks(bridged, answer_tokens, batch_size=settings.batch_size, seed=settings.seed)
     del bridged, model
     gc.collect()
-    return conclude(spec.label, readings, ranks, prompts, answer_tokens.ambiguous, settings.seed)
+    return conclude(spec.label, readings, ranks, prompts, answer_tokens.ambiguous, read_only, settings.seed)
 
 
 def _write(models: Sequence[Salience], prompts: Sequence[Prompt], folder: Path) -> None:
@@ -106,7 +107,8 @@ def _as_json(model: Salience) -> dict[str, object]:
         str(k): {"stored": share.share.as_dict(), "control": share.control.as_dict(), "chance": share.chance}
         for k, share in model.top.items()
     }
-    return {"label": model.label, "readings": readings, "stored_among_first": top, "ambiguous": model.ambiguous}
+    about = {"label": model.label, "left_out": left_out(model), "ambiguous": model.ambiguous}
+    return about | {"readings": readings, "stored_among_first": top}
 
 
 def _intervals(curve: Curve) -> list[dict[str, float | int | None]]:

@@ -45,6 +45,8 @@ class Salience:
             prompts with known popularity. The intervals hold for all layers together. None if no popularity is known.
         top: The share of answers for each of `TOP`.
         ambiguous: Number of prompts whose answer has the same token as a wrong answer (see `AnswerTokens`).
+        read_only: Why its rows can be read but not edited, so that relevance is left out (see
+            `HookedModel.read_only`); None if they can be edited.
     """
 
     label: str
@@ -53,6 +55,7 @@ class Salience:
     popularity: tuple[Curve, ...] | None
     top: Mapping[int, TopShare]
     ambiguous: int
+    read_only: str | None
 
 
 def conclude(
@@ -61,6 +64,7 @@ def conclude(
     ranks: ReadoutRanks,
     prompts: Sequence[Prompt],
     ambiguous: int,
+    read_only: str | None,
     seed: int,
 ) -> Salience:
     """Compute everything that is said of one model's salience.
@@ -70,6 +74,7 @@ def conclude(
     ranks: its readout ranks.
     prompts: the prompts that were read.
     ambiguous: number of prompts whose answer has the same token as a wrong answer.
+    read_only: see `Salience`.
     seed: of the intervals.
     """
     subjects = [prompt.fact.composed_subject for prompt in prompts]
@@ -85,6 +90,7 @@ def conclude(
         tuple(_with_popularity(reading, prompts, known, seed) for reading in readings) if known else None,
         top,
         ambiguous,
+        read_only,
     )
 
 

@@ -12,11 +12,23 @@ from attnbalance.storage.conclusions import TOP, Salience
 def answer(salience: Salience) -> str:
     """The share of answers with a low readout rank, and how value salience in context varies with popularity.
 
-    Answers that begin with the same token as a wrong answer are counted, for that token is what is read.
+    Answers that begin with the same token as a wrong answer are counted, for that token is what is read. What is left
+    out where rows cannot be edited ends the answer.
     """
     alike, n = salience.ambiguous, salience.top[TOP[-1]].share.n
     note = f" {alike:,} of {n:,} answers begin with the same token as a wrong answer, and are not told from it."
-    return _stored(salience) + (note if alike else "")
+    missing = left_out(salience)
+    return _stored(salience) + (note if alike else "") + (f" {missing}" if missing else "")
+
+
+def left_out(salience: Salience) -> str | None:
+    """What is left out because rows cannot be edited, and why; None if they can be."""
+    if salience.read_only is None:
+        return None
+    return (
+        f"Relevance (the push towards the subject) is left out for {salience.label}, whose family "
+        f"{salience.read_only}, so that rows can be read but not edited."
+    )
 
 
 def _stored(salience: Salience) -> str:

@@ -46,6 +46,7 @@ def an_explanation(
     popular: bool = True,
     checked: bool = True,
     ranks: ReadoutRanks = RANKS,
+    read_only: Mapping[str, str] | None = None,
 ) -> Explanation:
     """12 of 40 facts are lost, 4 gained; rows and W_Q and W_K bring all of them back, a boost six, its control none."""
     comparison = a_comparison(
@@ -62,4 +63,4 @@ def an_explanation(
         ):
             recall = a_recall(comparison.prompts, right)
             answers[label].append((Treatment(name, kind, alpha, lambda recall=recall: recall, control), recall))
-    return conclude(comparison, change, {"old": ranks, "new": ranks}, answers, 0)
+    return conclude(comparison, change, {"old": ranks, "new": ranks}, answers, 0, read_only or {})

@@ -115,4 +115,4 @@ def test_ten_examples_begin_with_what_was_lost():
 def test_models_that_were_not_asked_are_refused():
     comparison = a_comparison(ATTENTION, pair=("old", "new"))
     with pytest.raises(DataError, match="recall of 'old' was not measured"):
-        conclude(comparison, a_change(-1, 0), {"old": RANKS, "new": RANKS}, {"old": [], "new": []}, 0)
+        conclude(comparison, a_change(-1, 0), {"old": RANKS, "new": RANKS}, {"old": [], "new": []}, 0, {})

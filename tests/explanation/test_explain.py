@@ -159,7 +159,13 @@ def test_an_adapter_is_explained_against_its_base_and_a_family_outside_without_e
     tiny_tokenizer("bos").save_pretrained(bloom)
     other = changed(bloom, tmp_path / "other", ("mlp",))
     with pytest.warns(UserWarning, match="eager"):
-        groups = explained(str(bloom), other, tmp_path / "bloom-out")["groups"]
+        found = explained(str(bloom), other, tmp_path / "bloom-out")
+    groups, missing = found["groups"], found["left_out"]
+    assert missing.startswith(
+        "Left out for before and after, whose family is outside transformers' attention interface"
+    )
+    assert found["answer"].endswith(missing)
+    assert {check["kind"] for checks in found["checks"].values() for check in checks} == {"weights"}
     assert "rows" not in groups["all"]["causes"]
     assert groups["all"]["shares"]["ov+mlp"]["mean"] == pytest.approx(1, abs=1e-3)
 

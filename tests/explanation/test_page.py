@@ -29,8 +29,21 @@ def test_the_page_says_which_weights_each_share_is(tmp_path):
 
 
 def test_a_family_whose_rows_cannot_be_edited_has_neither_their_share_nor_boosts(tmp_path):
-    explanation = an_explanation(replace(a_change(-2.0, -0.5), rows=None), checked=False)
+    reasons = dict.fromkeys(("old", "new"), "is outside X")
+    explanation = an_explanation(replace(a_change(-2.0, -0.5), rows=None), checked=False, read_only=reasons)
     write_page(explanation, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert "carried by" not in page
-    assert "attention could not be raised" in page
+    for absent in ("carried by", "So a last column", "What rows carry", "over control", "Over control", "attention x4"):
+        assert absent not in page
+    left_out = (
+        "Left out for old and new, whose family is outside X, so that rows can be read but not edited: the checks"
+    )
+    assert page.count(left_out) == 2  # in the answer, and where the checks are
+
+
+def test_a_page_of_models_whose_rows_can_be_edited_explains_every_column_and_leaves_nothing_out(tmp_path):
+    write_page(an_explanation(a_change(-2.0, -0.5)), tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    for present in ("So a last column", "What rows carry", "<th>over control, p</th>", "“Over control”"):
+        assert present in page
+    assert "Left out" not in page

@@ -115,3 +115,13 @@ def test_an_unsure_popular_fifth_is_followed_by_the_questions_lost_and_how_they_
 def test_every_group_has_a_name_of_its_own():
     groups = an_explanation(a_change(-1, 0)).groups
     assert len({group_name(name) for name in groups}) == len(groups) == 8
+
+
+def test_what_is_left_out_where_rows_cannot_be_edited_ends_the_headline():
+    change = a_change(-1, 0)
+    told = headline(an_explanation(change, read_only={"old": "is outside X", "new": "is outside X"}))
+    assert told == (
+        f"{headline(an_explanation(change))} Left out for old and new, whose family is outside X, so that rows can be "
+        "read but not edited: the checks that raise attention or put in the other model's rows, their controls, and "
+        "what rows carry of the change."
+    )

@@ -16,6 +16,7 @@ def test_json_is_finite_and_holds_every_group_check_and_share():
     written = explanation_json(explanation)
     assert json.loads(json.dumps(written, allow_nan=False)) == written
     assert written["answer"] == headline(explanation)
+    assert written["left_out"] is None
     assert written["scoring"] == "whole-words"
     assert written["groups"]["all"]["shares"]["qk"]["mean"] == pytest.approx(0.8, abs=0.01)
     assert set(written["groups"]["all"]["causes"]) == {"qk", "ov", "mlp", "ov+mlp", "rest", "rows"}

@@ -36,7 +36,7 @@ def test_salience_writes_numbers_for_every_reading_and_popularity(
     assert " b: " in answer
     found = json.loads((out / "salience.json").read_text())
     assert [one["label"] for one in found] == ["a", "b"]
-    assert [one["ambiguous"] for one in found] == [0, 0]
+    assert [(one["ambiguous"], one["left_out"]) for one in found] == [(0, None)] * 2
     names = [reading["name"] for reading in found[0]["readings"]]
     assert {"value salience (subject, in context)", "value salience (extended)", "push towards the subject"} <= set(
         names
@@ -67,11 +67,10 @@ def test_salience_of_a_model_whose_rows_cannot_be_edited_leaves_out_what_edits_g
 ) -> None:
     load = salience_module.load_spec
     monkeypatch.setattr(salience_module, "load_spec", lambda *asked: replace(load(*asked), editable=False))
-    compare_salience([ModelSpec("a", str(llama_folder))], FACTS, HOW, tmp_path / "out")
-    names = {
-        reading["name"]
-        for one in json.loads((tmp_path / "out/salience.json").read_text())
-        for reading in one["readings"]
-    }
+    answer = compare_salience([ModelSpec("a", str(llama_folder))], FACTS, HOW, tmp_path / "out")
+    found = json.loads((tmp_path / "out/salience.json").read_text())[0]
+    assert "left out for a, whose family runs several attentions under one layer number" in found["left_out"]
+    assert answer.endswith(found["left_out"])
+    names = {reading["name"] for reading in found["readings"]}
     assert "value salience (extended)" in names
     assert "push towards the subject" not in names

@@ -18,7 +18,7 @@ RANKS = ReadoutRanks(torch.arange(N) % 6 + 1, torch.full((N,), 5), torch.full((N
 
 def test_shares_curves_and_correlations_are_those_of_the_readings():
     reading = a_reading(PROMPTS, [0.1, -0.2], 2, 1)
-    salience = conclude("a", [reading], RANKS, PROMPTS, 0, 0)
+    salience = conclude("a", [reading], RANKS, PROMPTS, 0, None, 0)
     assert salience.curves == (layer_curve(reading, seed=0),)
     assert salience.top[3].share.mean == sum(i % 6 < 3 for i in range(N)) / N
     assert salience.top[3].control.mean == 0.0
@@ -32,4 +32,4 @@ def test_shares_curves_and_correlations_are_those_of_the_readings():
 
 def test_without_popularity_there_is_no_correlation():
     prompts = a_comparison({"a": [0.1]}, pair=None, popular=False).prompts
-    assert conclude("a", [a_reading(prompts, [0.1], 2, 1)], RANKS, prompts, 0, 0).popularity is None
+    assert conclude("a", [a_reading(prompts, [0.1], 2, 1)], RANKS, prompts, 0, None, 0).popularity is None

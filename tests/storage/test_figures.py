@@ -15,6 +15,6 @@ def test_popularity_is_drawn_only_where_it_is_known(tmp_path: Path) -> None:
     without, known = tmp_path / "without", tmp_path / "known"
     for folder, popularity in ((without, None), (known, (CURVE,))):
         folder.mkdir()
-        write_figures([Salience(label, (), (CURVE,), popularity, {}, 0) for label in "ab"], folder)
+        write_figures([Salience(label, (), (CURVE,), popularity, {}, 0, None) for label in "ab"], folder)
     assert {path.name for path in without.iterdir()} == {"salience.png"}
     assert {path.name for path in known.iterdir()} == {"salience.png", "popularity.png"}

@@ -16,7 +16,7 @@ TOP = {3: TopShare(Interval(0.5, 0.4, 0.6, 40), Interval(0.25, 0.2, 0.3, 40), 0.
 
 
 def a_salience(mean: tuple[float, ...], low: tuple[float, ...], high: tuple[float, ...]) -> Salience:
-    return Salience("a", (), (), (Curve("v", "u", (0, 1), mean, low, high, 40),), TOP, 0)
+    return Salience("a", (), (), (Curve("v", "u", (0, 1), mean, low, high, 40),), TOP, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,12 @@ def test_answers_that_begin_like_a_wrong_one_are_counted() -> None:
     alike = replace(a_salience((), (), ()), popularity=None, ambiguous=30)
     assert answer(alike).endswith(
         "30.0%). 30 of 40 answers begin with the same token as a wrong answer, and are not told from it."
+    )
+
+
+def test_relevance_that_is_left_out_is_named_with_the_reason() -> None:
+    told = replace(a_salience((), (), ()), popularity=None, read_only="is outside X")
+    assert answer(told).endswith(
+        "30.0%). Relevance (the push towards the subject) is left out for a, whose family is outside X, so that rows "
+        "can be read but not edited."
     )
