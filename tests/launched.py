@@ -63,6 +63,8 @@ def main(out: str, objective: str, kind: str = "") -> None:
     if dist.is_initialized():
         dist.barrier()  # a process that leaves first breaks the others' connections
         dist.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(0)  # threads of gloo that wait for the other process may never end
 
 
 if __name__ == "__main__":
