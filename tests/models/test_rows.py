@@ -77,8 +77,10 @@ def test_gradients_of_a_row_equal_those_of_eager_attention(family: str) -> None:
         if expected.grad is None or parameter.grad is None:
             assert not any(p.grad is not None and p.grad.any() for p in (parameter, expected)), name
             continue
-        scale = max(1.0, float(expected.grad.abs().max()))  # 1e-6 of the largest entry: float32 keeps seven digits
-        torch.testing.assert_close(parameter.grad, expected.grad, atol=1e-6 * scale, rtol=1e-5)
+        # Float32 keeps seven digits, and sums over tokens and layers in another order lose one (3e-6 on some CPUs, for
+        # the embeddings of qwen2); a wrong factor moves the largest entry by 1e-2 and more.
+        scale = max(1.0, float(expected.grad.abs().max()))
+        torch.testing.assert_close(parameter.grad, expected.grad, atol=1e-5 * scale, rtol=1e-5)
         compared += bool(expected.grad.any())
     assert compared >= 5
 
