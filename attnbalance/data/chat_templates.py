@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -25,6 +26,15 @@ LONGEST = 100_000
 
 ANSWER = "Answer"
 """What the assistant says in the chat that is rendered with an answer."""
+
+NAME = r"(\w+:)?(think|thinking|thought|reasoning)"
+"""The name of a tag around thoughts."""
+
+OPENING = rf"<{NAME}>|\[THINK\]|<\|START_THINKING\|>"
+"""What models put before their thoughts."""
+
+OPEN = re.compile(rf"({OPENING})\s*$")
+"""The end of a prompt whose chat template has begun the thoughts."""
 
 
 def render_turns(tokenizer: PreTrainedTokenizerBase, contents: Sequence[str]) -> tuple[list[str], str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from attnbalance.data.chat_templates import ANSWER, render_turns
+from attnbalance.data.chat_templates import ANSWER, OPEN, render_turns
 from attnbalance.data.prompts import CharSpan, Prompt
 from attnbalance.errors import BadRowsError, ModelError
 
@@ -113,9 +113,10 @@ def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tu
     """The prompts as one user turn of the tokenizer's chat template, up to where the assistant begins.
 
     The template is rendered around a mark, so the spans move by a known number of characters, and once with an answer:
-    that of Llama 2 or Vicuna puts a space before it. Warns of a template that puts other text before it, such as the
-    empty thought of Qwen3: prompts end before that text, where the model does not begin its answer. Raises `ModelError`
-    for a tokenizer without a chat template, and for a template that cannot be rendered or alters the text of a turn.
+    that of Llama 2 or Vicuna puts a space before it. Warns of a template that puts other text before it (the empty
+    thought of Qwen3) or ends prompts inside a thought (DeepSeek-R1): the model does not begin its answer there. Raises
+    `ModelError` for a tokenizer without a chat template, and for a template that cannot be rendered or alters the text
+    of a turn.
     """
     if not tokenizer.chat_template:
         raise ModelError(f"tokenizer {tokenizer.name_or_path!r} has no chat template; leave out `chat=True`")
@@ -124,10 +125,14 @@ def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tu
     before, _, after = marked.partition(mark)
     between, answer, _ = answered.removeprefix(marked).partition(ANSWER)
     known = bool(answer) and answered.startswith(marked)
-    if known and between.strip():
+    thought = OPEN.search(marked)
+    if thought or (known and between.strip()):
+        how = (
+            f"ends prompts with {thought[0]!r}" if thought else f"puts {between!r} before an answer, behind the prompt"
+        )
         warnings.warn(
-            f"the chat template of {tokenizer.name_or_path!r} puts {between!r} before an answer, and prompts end "
-            "before it: probabilities of answers, salience and relevance are read where the model does not answer yet",
+            f"the chat template of {tokenizer.name_or_path!r} {how}: probabilities of answers, salience and relevance "
+            "are read where the model does not answer yet",
             stacklevel=3,
         )
     space = between if known and not between.strip() else ""

@@ -32,6 +32,7 @@ PLACES = (
     "base_model_name_or_path",
     "revision",
     "auto_mapping",
+    "layer_replication",
     "alora_invocation_tokens",
 )
 """Fields of peft's configurations that say what is adapted, trained or read, or that peft fills in."""
@@ -39,8 +40,11 @@ PLACES = (
 UNUSABLE_TYPES = ("ADALORA", "ADAPTION_PROMPT", "CARTRIDGE", "POLY", "SHADOW", "TRAINABLE_TOKENS", "XLORA")
 """Types of peft that need calls or inputs of their own in training, or change more than weights in linear layers."""
 
-UNUSABLE_STARTS = ("corda", "eva", "loftq", "lora_ga", "pissa_niter")
-"""Beginnings of peft's `init_lora_weights` that are computed from data, or drawn again whenever they are loaded."""
+UNUSABLE_STARTS = ("corda", "eva", "loftq", "lora_ga", "olora", "pissa")
+"""Beginnings of peft's `init_lora_weights` that are computed from data, or change the base's weights."""
+
+OWN_TRAINING = ("kasa_config", "monteclora_config", "sample_at_inference", "save_only_topk_weights")
+"""Fields of peft's configurations that ask for losses, or for a way of saving and reading, of their own."""
 
 
 @expects(model=nn.Module, chosen=Chosen, rank=int)
@@ -80,7 +84,7 @@ def peft_config(fields: Mapping[str, Any]) -> PeftConfig:
     """The configuration of peft that has these fields, "peft_type" among them; the layers are not chosen yet.
 
     Raises `DataError` for types and fields that peft does not have or refuses, for types that put tokens before the
-    prompt, for `UNUSABLE_TYPES` and `UNUSABLE_STARTS`, and for the fields among `PLACES`.
+    prompt, for `UNUSABLE_TYPES`, `UNUSABLE_STARTS` and `OWN_TRAINING`, and for the fields among `PLACES`.
     """
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
@@ -97,9 +101,11 @@ def peft_config(fields: Mapping[str, Any]) -> PeftConfig:
         )
     if str(fields.get("init_lora_weights", "")).lower().startswith(UNUSABLE_STARTS):
         raise DataError(
-            f"init_lora_weights={fields['init_lora_weights']!r} is computed from data, or drawn again whenever the "
-            "adapter is loaded; use True, 'gaussian', 'pissa', 'olora' or 'orthogonal'"
+            f"init_lora_weights={fields['init_lora_weights']!r} is computed from data, or changes the base's weights; "
+            "use True, 'gaussian' or 'orthogonal'"
         )
+    if own := [name for name in OWN_TRAINING if fields.get(name)]:
+        raise DataError(f"finetune cannot do what {own[0]!r} asks for: a loss, or a way of saving, of its own")
     try:
         config = types[kind](task_type="CAUSAL_LM", **{name: fields[name] for name in fields if name != "peft_type"})
     except (TypeError, ValueError) as error:
@@ -131,7 +137,7 @@ def add_adapters(model: PreTrainedModel, chosen: Chosen, fields: Mapping[str, An
         )
     try:
         return get_peft_model(model, config)  # pyright: ignore[reportReturnType]
-    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError) as error:
+    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, ImportError) as error:
         raise DataError(f"peft refuses {json.dumps(dict(fields))} on {type(model).__name__}: {error}") from error
 
 

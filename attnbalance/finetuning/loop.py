@@ -23,6 +23,7 @@ from attnbalance.files.work import work_of, working
 from attnbalance.finetuning.callbacks import LogBaseObjective, MarkComplete, ProgressBar, StopEarly
 from attnbalance.finetuning.checkpoints import checkpoints, drop_incomplete, set_damaged_aside
 from attnbalance.finetuning.completion import describe
+from attnbalance.finetuning.objectives.base_model import without_adapters
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.finetuning.parameters import FrozenWeights
 from attnbalance.finetuning.schedule import Schedule
@@ -171,8 +172,9 @@ class _Trainer(ObjectiveTrainer):
     """Refuses gradients that train nothing; raises one kind of error for a checkpoint that cannot be written."""
 
     def validation_objective(self) -> float:
-        """The objective on the validation examples, as checkpoints are chosen by it; no random number is drawn."""
-        with torch.random.fork_rng(devices=[]):  # a data loader draws a seed on the CPU
+        """The base's objective on the validation examples, as checkpoints are chosen by it; draws no random number."""
+        model: nn.Module = self.model  # pyright: ignore[reportAssignmentType]
+        with torch.random.fork_rng(devices=[]), without_adapters(model):  # a data loader draws a seed on the CPU
             measured = self.evaluation_loop(self.get_eval_dataloader(), "Validation", metric_key_prefix="now")
         return float((measured.metrics or {})["now_objective"])
 

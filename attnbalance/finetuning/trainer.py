@@ -37,6 +37,7 @@ from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights
 from attnbalance.finetuning.trainer_checks import (
     check_data,
+    check_lengths,
     check_loss,
     check_metrics,
     check_ways_of_training,
@@ -165,6 +166,8 @@ class ObjectiveMixin(_Base):
                 f"training data hold examples, and evaluation data {describe_items(data)}; make examples "
                 "of them too, with make_examples or as_examples"
             )
+        if data is not None and self._hooked is not None:
+            check_lengths(self._hooked, as_list(data))
         if data is None or self._targets is None:
             return data
         size, seed = self.args.per_device_eval_batch_size, self.args.seed

@@ -163,18 +163,25 @@ def router_loss(outputs: Any, coefficient: float) -> Tensor | float:
 def hooked_for(trainer: Trainer, objective: Objective, examples: Sequence[Example]) -> HookedModel:
     """The trainer's model, whose attention can be read.
 
-    Raises `ModelError` for a model that cannot be hooked, `DataError` without a tokenizer, and for examples so long
-    that the model reads them otherwise in a batch of shorter ones (`HookedModel.alike_from`): trainers mix lengths.
+    Raises `ModelError` for a model that cannot be hooked, `DataError` without a tokenizer, and as `check_lengths`.
     """
     model: Any = trainer.model
     hooked = hook(model, tokenizer_of(trainer.processing_class, objective), type(model).__name__)
+    check_lengths(hooked, examples)
+    return hooked
+
+
+def check_lengths(hooked: HookedModel, examples: Sequence[Example]) -> None:
+    """Raise `DataError` for examples so long that the model reads them otherwise in a batch of shorter ones.
+
+    Trainers mix lengths (see `HookedModel.alike_from`).
+    """
     longest = max(len(example.ids) for example in examples)
     if hooked.alike_from is not None and longest >= hooked.alike_from:
         raise DataError(
             f"{hooked.name} reads texts of {hooked.alike_from} tokens or more otherwise beside shorter ones, and the "
             f"longest example has {longest}; shorten it, or train with transformers' own Trainer"
         )
-    return hooked
 
 
 def _check_adapters(model: object, objective: Objective) -> None:

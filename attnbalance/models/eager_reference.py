@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple
@@ -81,7 +82,7 @@ def check_rows(model: Module, prompts: Sequence[tuple[Encoding, Reference]], sid
     masks = [(mask != 0).to(rows.device) for mask in batch.attention_mask]
     ours = [row[..., mask] for row, mask in zip(rows, masks, strict=True)]
     theirs = [reference.rows.to(rows.device) for reference in references]
-    off_slope = _slope_error(ours, theirs) if coarse else 0.0
+    off_slope = _slope_error(ours, theirs, torch.finfo(dtype).eps / math.sqrt(12)) if coarse else 0.0
     for i, reference in enumerate(references):
         difference = (ours[i] - theirs[i]).abs()
         off = float((difference.sum(-1).mean(-1) / 2 if coarse else difference).max())
@@ -109,11 +110,12 @@ def _logits_error(
     return float((at_query - reference.logits.to(logits.device)).abs().max()) / scale
 
 
-def _slope_error(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
+def _slope_error(ours: Sequence[Tensor], theirs: Sequence[Tensor], rounding: float) -> float:
     """How far the slope of the references' logarithms on ours is from 1, beyond five standard errors: the worst layer.
 
     Least squares over the keys of all heads and prompts of a layer with probabilities above 1e-3, each row with its own
-    intercept. Our rows are computed in float32, so that the rounding is all on the other side.
+    intercept. Our rows are computed in float32, so that the rounding is all on the other side; `rounding` is its
+    standard deviation in a logarithm, below which no error is taken to be (rows that are uniform but for rounding).
     """
     xx, xy, yy, free = (torch.zeros(len(ours[0]), dtype=torch.float64, device=ours[0].device) for _ in range(4))
     for row, reference in zip(ours, theirs, strict=True):
@@ -124,7 +126,8 @@ def _slope_error(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
         xx, xy, yy = xx + (x * x).sum((1, 2)), xy + (x * y).sum((1, 2)), yy + (y * y).sum((1, 2))
         free = free + (kept.sum(-1) - 1).clamp(min=0).sum(-1)
     slope = xy / xx
-    error = ((yy - slope * xy).clamp(min=0) / (free - 1).clamp(min=1) / xx).sqrt()
+    variance = ((yy - slope * xy).clamp(min=0) / (free - 1).clamp(min=1)).clamp(min=rounding**2)
+    error = (variance / xx).sqrt()
     off = ((slope - 1).abs() - 5 * error).nan_to_num(0.0)  # a layer without two keys says nothing
     return float(off.clamp(min=0).max())
 

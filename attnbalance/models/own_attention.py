@@ -24,6 +24,10 @@ by 2e-2, in a model of 260,000 parameters by 1e-2. In bfloat16 smaller errors ma
 """
 
 
+SIXTEEN_BITS = ", unless 16 bits make the difference, as in mixtures of experts: try dtype='float32'"
+"""What to try in 16 bits: rounding at another place may send a token to another expert."""
+
+
 class OwnOutputs(NamedTuple):
     """What a model computes of one prompt, run alone, without mask and position ids."""
 
@@ -64,6 +68,7 @@ def check_own(model: Module, encoding: Encoding, own: OwnOutputs, name: str, imp
             f"{name} computes something else with the attention that can be read ({base.config._attn_implementation}) "
             f"than with its own ({implementation}): {worst} by {off[worst]:.1%} (allowed {limit:.2%}). "
             "What would be read is not the model that is used"
+            f"{SIXTEEN_BITS if base.dtype in (torch.bfloat16, torch.float16) else ''}"
         )
 
 

@@ -6,19 +6,11 @@ import re
 import warnings
 from collections.abc import Sequence
 
+from attnbalance.data.chat_templates import NAME, OPEN, OPENING
 from attnbalance.data.prompts import Prompt
-
-NAME = r"(\w+:)?(think|thinking|thought|reasoning)"
-"""The name of a tag around thoughts."""
-
-OPENING = rf"<{NAME}>|\[THINK\]|<\|START_THINKING\|>"
-"""What models put before their thoughts."""
 
 THOUGHTS = re.compile(rf"{OPENING}|</{NAME}>|\[/THINK\]|<\|channel\|>|^analysis(?=[A-Z])")
 """What models put around their thoughts; gpt-oss says "analysis" before them, and "final" before what follows them."""
-
-OPEN = re.compile(rf"({OPENING})\s*$")
-"""The end of a prompt whose chat template has begun the thoughts."""
 
 
 def warn_of_thoughts(prompts: Sequence[Prompt], outputs: Sequence[str]) -> None:

@@ -70,10 +70,10 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     about the answer is not read: "Not Paris, but Lyon" contains Paris.
 
     Short answers are often common words in another case. Codes of up to three capitals ("US", "IT", "CAN") match only
-    in capitals, or every "it" would be Italy; three ("usa") also in small letters as the whole line. So do their
-    spellings in other letters: two small letters beside a longer answer ("in" beside "India"), three beside the same
-    capitals ("can" beside "CAN"). Single capitals ("I") and two letters of which the first is a capital ("He", "In")
-    match as they are written, before punctuation or the line's end.
+    in capitals, or every "it" would be Italy; three ("usa") also in small letters as the whole line. So do spellings of
+    codes after the first answer: two small letters beside a longer answer ("in" beside "India"), three beside the same
+    capitals ("can" beside "CAN"); as the whole line they also match as they are written. Single capitals ("I") and two
+    letters of which the first is a capital ("He", "In") match as they are written, before signs or the line's end.
 
     "containment": the output contains an answer anywhere, both lower-cased and stripped (Ghosal et al. 2024, B.2). The
     paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer
@@ -95,19 +95,23 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     return any(_holds(line, answer, wanted) for answer in wanted)
 
 
-def _holds(line: str, answer: str, answers: Sequence[str]) -> bool:
-    answer = _as_code(answer, answers)
+def _holds(line: str, written: str, answers: Sequence[str]) -> bool:
+    answer, bare = _as_code(written, answers), line.strip(f"{string.punctuation}{string.whitespace}")
+    if written.isalpha() and bare == written:
+        return True
     code = answer.isupper() and (len(answer) < CODE_LENGTH or (len(answer) == CODE_LENGTH and answer.isalpha()))
     symbol = answer.isalpha() and ((len(answer) == 1 and code) or (len(answer) == 2 and answer.istitle()))
-    if code and len(answer) == CODE_LENGTH and line.strip(f"{string.punctuation}{string.whitespace}").upper() == answer:
+    if code and len(answer) == CODE_LENGTH and bare.upper() == answer:
         return True
     given, wanted = (_normalised(text, code or symbol) for text in (line, answer))
     return _contains(given, wanted, symbol) or _contains(_ungrouped(given), _ungrouped(wanted), symbol)
 
 
 def _as_code(answer: str, answers: Sequence[str]) -> str:
-    """An answer of few letters as the code that it spells, if the other accepted answers show that it is one."""
+    """An answer of few letters as the code that it spells, if it is no first answer and the others show that."""
     capitals = answer.upper()
+    if answer == answers[0]:
+        return answer
     short = answer.islower() and len(answer) == 2 and any(len(other) > 2 for other in answers)
     twin = len(answer) == CODE_LENGTH and capitals in answers
     return capitals if answer.isalpha() and (short or twin) else answer
@@ -116,14 +120,14 @@ def _as_code(answer: str, answers: Sequence[str]) -> str:
 def _contains(given: str, wanted: str, symbol: bool) -> bool:
     """Whether `wanted` occurs between ends of words, where its numbers are numbers of `given` as well.
 
-    A symbol must stand before punctuation or the end.
+    A symbol must stand before punctuation, another sign or the end.
     """
     numbers, own = _numbers(given), _numbers(wanted)
     for start in _starts(given, wanted) if wanted else ():
         end = start + len(wanted)
         touched = [(a - start, b - start) for a, b in numbers if a < end and b > start]
         is_word = touched == own and _ends_word(given, start) and _ends_word(given, end)
-        if is_word and (not symbol or end == len(given) or unicodedata.category(given[end])[0] == "P"):
+        if is_word and (not symbol or end == len(given) or unicodedata.category(given[end])[0] in "PS"):
             return True
     return False
 

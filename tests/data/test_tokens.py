@@ -191,10 +191,18 @@ def test_a_chat_template_that_puts_a_thought_before_the_answer_is_warned_of() ->
         "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
     )
     tokenizer.chat_template = f"{turns}{{% endfor %}}{{% if add_generation_prompt %}}[assistant]{{% endif %}}"
-    with pytest.warns(UserWarning, match="puts '<think></think>' before an answer, and prompts end before it"):
+    with pytest.warns(UserWarning, match="puts '<think></think>' before an answer, behind the prompt: probabilities"):
         chat = as_chat(tiny_prompts("qa"), tokenizer)
     assert all(prompt.text.endswith("[assistant]") for prompt in chat)
     assert {prompt.answer_space for prompt in chat} == {""}
+
+
+def test_a_chat_template_whose_prompts_end_inside_a_thought_is_warned_of() -> None:
+    tokenizer = tiny_tokenizer("chat")
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = f"{turns}{{% if add_generation_prompt %}}[assistant]<think>\n{{% endif %}}"
+    with pytest.warns(UserWarning, match=r"ends prompts with '<think>\\n': probabilities of answers"):
+        as_chat(tiny_prompts("qa"), tokenizer)
 
 
 @pytest.mark.parametrize("form", ["question", "few-shot"])

@@ -25,7 +25,6 @@ OTHERS = [
     {"peft_type": "VERA", "r": 8},
     {"peft_type": "IA3", "feedforward_modules": []},
     {"peft_type": "lora", "r": 2, "use_dora": True, "use_rslora": True},
-    {"peft_type": "LORA", "r": 2, "init_lora_weights": "pissa"},
 ]
 
 
@@ -42,10 +41,16 @@ def test_a_run_of_other_adapters_changes_the_chosen_layers_alone_and_is_what_pef
         assert torch.equal(ours, expected)
         assert not torch.equal(expected, base(ids).logits)
         merged = adapted.merge_and_unload()
-        # pissa takes the base's weights apart and adds them up again; the others leave what is not chosen as it was
         before, after = dict(base.named_parameters()), dict(merged.named_parameters())
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved == {name for name in before if ".q_proj." in name or ".k_proj." in name}
+
+
+def test_the_bases_loss_is_measured_without_adapters_that_do_not_begin_as_the_identity(llama, tmp_path):
+    plain = finetune(llama, SPLIT, tmp_path / "plain", short(steps=2))
+    fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 64, "init_lora_weights": False}
+    run = finetune(llama, SPLIT, tmp_path / "run", short(steps=2, peft=fields))
+    assert run.base_loss == pytest.approx(plain.base_loss, rel=1e-6)
 
 
 def test_a_killed_run_of_other_adapters_resumes_bit_for_bit(llama, tmp_path, kill_at):
@@ -70,7 +75,9 @@ def test_a_killed_run_of_other_adapters_resumes_bit_for_bit(llama, tmp_path, kil
         ({"peft_type": "ADAPTION_PROMPT"}, r"type ADAPTION_PROMPT"),
         ({"peft_type": "PREFIX_TUNING", "num_virtual_tokens": 3}, r"type PREFIX_TUNING"),
         ({"peft_type": "LORA", "init_lora_weights": "corda"}, r"init_lora_weights='corda' is computed from data"),
-        ({"peft_type": "LORA", "init_lora_weights": "pissa_niter_4"}, r"drawn again whenever"),
+        ({"peft_type": "LORA", "init_lora_weights": "pissa_niter_4"}, r"or changes the base's weights"),
+        ({"peft_type": "LORA", "kasa_config": {"beta": 1.0}}, r"cannot do what 'kasa_config' asks for"),
+        ({"peft_type": "LORA", "layer_replication": [[0, 1]]}, r"leave 'layer_replication' out"),
         ({"peft_type": "OFT", "block": 8}, r"peft refuses .*block"),
     ],
 )

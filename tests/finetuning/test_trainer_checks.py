@@ -340,6 +340,9 @@ def test_examples_that_a_model_reads_otherwise_beside_shorter_ones_are_refused(t
             model=model, args=args, train_dataset=data, processing_class=TOKENIZER, objective="floor"
         )
 
-    trainer(short)
+    trained = trainer(short)
+    for use in (trained.evaluate, trained.predict):
+        with pytest.raises(DataError, match="texts of 24 tokens or more otherwise"):
+            use(examples)
     with pytest.raises(DataError, match=rf"texts of 24 tokens or more otherwise .* the longest example has {longest};"):
         trainer(examples)

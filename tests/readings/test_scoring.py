@@ -77,6 +77,12 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("no records, but it can be found here", ["Norway", "no"], False),
         ("Paris and London", ["Andorra", "AND"], False),
         ("Rio de Janeiro", ["Germany", "de", "DE"], False),
+        ("fr", ["French", "fr", "fra"], True),  # as the whole line
+        (" fra.", ["French", "fr", "fra"], True),
+        ("No.", ["Norway", "no", "NO"], False),
+        ("5 km", ["km", "kilometre"], True),  # the first answer is no spelling of another one
+        ("No", ["no", "never"], True),
+        ("$B$", ["B"], True),
         ("No, it is not", ["no"], True),  # the fact's only answer is the word itself
         ("rap music", ["hip hop", "rap"], True),
         ("In 1990", ["Indium", "In"], False),
