@@ -130,8 +130,8 @@ def draw(rows: Mapping[str, Intervals], path: Path) -> None:
         for index, (name, both) in enumerate(pairs.items()):
             (x, across), (y, along) = (whiskers([interval], 100) for interval in both)
             colour, marker = label_style(index)
-            ax.errorbar(x, y, along, across, color=colour, marker=marker, linestyle="none", capsize=2)
-            ax.annotate(name, (x[0], y[0]), (4, 4), textcoords="offset points", fontsize=9, color=colour)
+            ax.errorbar(x, y, along, across, color=colour, marker=marker, linestyle="none", capsize=2, label=name)
+        ax.legend(frameon=False, fontsize=9)
         ax.set(xlabel="kept, of known held-out facts (%)", ylabel="learned, of unknown training facts (%)")
     with replacing(path) as temporary:
         save(figure, temporary, format="png", dpi=150)

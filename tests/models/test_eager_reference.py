@@ -17,6 +17,7 @@ from tiny import (
 from attnbalance import load_model
 from attnbalance.errors import ModelError
 from attnbalance.models import rows
+from attnbalance.models.eager_reference import _slope_error
 from attnbalance.models.rows import register
 from attnbalance.models.self_check import self_check
 
@@ -96,3 +97,15 @@ def test_a_score_scale_wrong_by_a_twentieth_is_noticed_in_half_precision(
     monkeypatch.setattr(rows, "query_row", wrong)
     with pytest.raises(ModelError, match=r"logarithms by a factor off by [3-5]\.\d%"):
         self_check(model, "it")
+
+
+def test_rows_that_are_uniform_but_for_rounding_say_nothing_of_a_slope() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours = [(1e-4 * torch.randn(2, 4, 9, generator=generator)).softmax(-1)]
+    theirs = [row.bfloat16().float() for row in ours]
+    assert all(len(row.unique()) == 1 for row in theirs)
+    rounding = torch.finfo(torch.bfloat16).eps / 12**0.5
+    assert _slope_error(ours, theirs, rounding) == 0
+    steep = [torch.randn(2, 4, 9, generator=generator).softmax(-1)]
+    flatter = [row.log().mul(0.9).softmax(-1) for row in steep]
+    assert _slope_error(steep, flatter, rounding) > 0.05
