@@ -27,6 +27,7 @@ def test_a_benchmark_runs_and_prints_its_last_line(
     name: str, options: list[str], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", [name, *options])
+    monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr(logging, "disable", lambda level: None)  # it would hold for the tests that follow
     monkeypatch.setattr(mapped, "IN_MEMORY", mapped.IN_MEMORY)  # likewise
     spec = importlib.util.spec_from_file_location(f"benchmark_{name}", BENCHMARKS / f"{name}.py")

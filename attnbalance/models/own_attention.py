@@ -66,7 +66,7 @@ def check_own(model: Module, encoding: Encoding, own: OwnOutputs, name: str, imp
     if not all(value <= limit for value in off.values()):  # NaN fails too
         raise ModelError(
             f"{name} computes something else with the attention that can be read ({base.config._attn_implementation}) "
-            f"than with its own ({implementation}): {worst} by {off[worst]:.1%} (allowed {limit:.2%}). "
+            f"than with its own ({implementation}): a difference of {off[worst]:.1%} in {worst} (allowed {limit:.2%}). "
             "What would be read is not the model that is used"
             f"{SIXTEEN_BITS if base.dtype in (torch.bfloat16, torch.float16) else ''}"
         )
