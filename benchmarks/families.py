@@ -3,12 +3,12 @@
     python benchmarks/families.py                  # every family; a few minutes on two cores, no network
     python benchmarks/families.py phi3 llama4_text # some of them, by model type
 
-Each family is built from its configuration (see `family_models.py`). Where the configuration names a threshold of length
-(a window, a chunk, the number of keys that sparse attention keeps, the original length of a scaled rotary embedding),
-the family is read twice: with the threshold beyond every prompt, and with one that most prompts cross. The prompts have
-3 to 41 random tokens. Rows and last logits are read in batches padded left, in batches padded right, and one prompt at a
-time. The reference is each prompt alone, in float64 where the family can, without mask or position ids: rows of eager
-attention, logits of the attention that the family has by default.
+Each family is built from its configuration (see `family_models.py`). Where the configuration names a threshold of
+length (a window, a chunk, the number of keys that sparse attention keeps, the original length of a scaled rotary
+embedding), the family is read twice: with the threshold beyond every prompt, and with one that most prompts cross. The
+prompts have 3 to 41 random tokens. Rows and last logits are read in batches padded left, in batches padded right, and
+one prompt at a time. The reference is each prompt alone, in float64 where the family can, without mask or position ids:
+rows of eager attention, logits of the attention that the family has by default.
 
     exact     rows read beside the model's own kernel, and logits, are those of the reference
     fallback  read through eager attention (with a warning), and equal to the reference
