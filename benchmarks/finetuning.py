@@ -60,13 +60,9 @@ def make_batch(length: int) -> dict[str, torch.Tensor]:
     batch |= {QUERY: real - ANSWER - 1, f"{SPAN}subject": span}
     tokens, top = EXAMPLES * ANSWER, SHAPE["vocab_size"]
     base = torch.randn(tokens, top, generator=generator).log_softmax(-1)
-    for term in parse_objective("recommended").terms:
-        if term.name == "kl":
-            batch[f"{TARGET}{term.key}/token"] = base
-            batch[f"{TARGET}{term.key} ids/token"] = torch.arange(top).expand(tokens, top)
-        else:
-            shape = (EXAMPLES, SHAPE["num_hidden_layers"], SHAPE["hidden_size"])
-            batch[TARGET + term.key] = torch.randn(shape, generator=generator)
+    [kl] = [term for term in parse_objective("recommended").terms if term.name == "kl"]
+    batch[f"{TARGET}{kl.key}/token"] = base
+    batch[f"{TARGET}{kl.key} ids/token"] = torch.arange(top).expand(tokens, top)
     return batch
 
 
@@ -88,7 +84,6 @@ def make_step(model: PreTrainedModel, kind: str, batch: dict[str, torch.Tensor])
             return
         model.set_attn_implementation("eager" if kind == "eager" else IMPLEMENTATION)
         options = {} if kind == "recommended" else {"output_attentions": True}
-        options |= {"output_hidden_states": True} if kind == "recommended" else {}
         options |= {QUERY: batch[QUERY]} if kind == "row" else {}
         loss_of(
             model(**inputs, **options, use_cache=False), "eager" if kind == "eager" else "sdpa", objective

@@ -63,18 +63,19 @@ def finetune(
         typer.Option(metavar="JSON", help='Other adapters, by peft\'s fields: \'{"peft_type": "OFT"}\', for example.'),
     ] = None,
     train: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="PARTS",
             help="Which weights: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or "
-            "heads: qk@4-7, q@3.1. By default all; attention where the objective names recommended.",
+            "heads: qk@4-7, q@3.1.",
         ),
-    ] = None,
+    ] = "all",
     objective: Annotated[
         str,
         typer.Option(
             metavar="EXPRESSION",
-            help="recommended, or terms with weights, e.g. 'ce + 0.3*row-anchor(question)'; a wrong one lists all.",
+            help="recommended (ce + kl(best)), or terms with weights, e.g. 'ce + 0.3*row-anchor(question)'; a wrong "
+            "one lists all.",
         ),
     ] = "ce",
     curriculum: Annotated[

@@ -71,7 +71,7 @@ def finetune_model(
         progress: Whether to draw a progress bar.
     """
     objective = parse_objective(settings.objective)
-    parse_parts(settings.parts)
+    parse_parts(settings.train)
     if settings.peft is not None:
         peft_config(settings.peft)
     tokenizer, limit = load_limits(base)
@@ -145,7 +145,7 @@ def _trainable(base: str, settings: FinetuneSettings, examples: Sequence[Example
     base_fingerprint = fingerprint(model)
     _keep_token_ids_only(model)
     set_seed(settings.seed)
-    chosen = select_weights(model, settings.parts)
+    chosen = select_weights(model, settings.train)
     if not settings.has_adapters:
         return _Trainable(model, train_only(model, chosen), base_fingerprint, chosen.describe())
     if settings.peft is None:

@@ -27,8 +27,6 @@ class FinetuneSettings:
     Terms of the objective and parts of the weights are checked by name when training begins (`parse_objective`,
     `parse_parts`): that takes torch, and a finished run is found without it.
 
-    >>> FinetuneSettings(objective="recommended").parts
-    'attention'
     >>> FinetuneSettings(lora_rank=8).alpha
     16
     """
@@ -51,8 +49,8 @@ class FinetuneSettings:
     """Adapters are scaled by lora_alpha / lora_rank; None: twice the rank."""
     peft: Mapping[str, Any] | None = None
     """Other adapters of peft: the fields of their configuration, such as {"peft_type": "OFT", "oft_block_size": 32}."""
-    train: str | None = None
-    """Which weights learn (see `parse_parts`); None: "attention" where the objective names recommended, else "all"."""
+    train: str = "all"
+    """Which weights learn (see `parse_parts`)."""
     objective: str = "ce"
     """The loss, as an expression (see `parse_objective`)."""
     curriculum: str = "shuffled"
@@ -72,7 +70,7 @@ class FinetuneSettings:
         """Refuse values that no training could use."""
         for name in ("train", "curriculum", "dtype"):
             text = getattr(self, name)
-            if not isinstance(text, str) and not (text is None and name in ("train", "dtype")):
+            if not isinstance(text, str) and not (text is None and name == "dtype"):
                 raise DataError(f"`{name}` must be a text, got {text!r}")
         as_template(self.template)
         check_curriculum(self.curriculum)
@@ -104,13 +102,6 @@ class FinetuneSettings:
     def has_adapters(self) -> bool:
         """Whether adapters are trained, and not the weights themselves."""
         return bool(self.lora_rank) or self.peft is not None
-
-    @property
-    def parts(self) -> str:
-        """The weights that learn, with the default filled in."""
-        if self.train is not None:
-            return self.train
-        return "attention" if parse_expression(self.objective).names_recommended else "all"
 
     @property
     def alpha(self) -> float:
@@ -148,7 +139,6 @@ class FinetuneSettings:
         filled: dict[str, object] = {
             "template": as_template(self.template).text,
             "lora_alpha": self.alpha if self.lora_rank else None,
-            "train": self.parts,
         }
         record = {field.name: filled.get(field.name, getattr(self, field.name)) for field in fields(self)}
         del record["peft"]

@@ -45,7 +45,6 @@ from attnbalance.finetuning.trainer_checks import (
     own_loss,
     router_coefficient,
     router_loss,
-    warn_of_all_weights,
 )
 from attnbalance.models.hooked import HookedModel
 
@@ -59,9 +58,8 @@ class ObjectiveMixin(_Base):
     """Trains on an objective, given as an expression (see `parse_objective`). List it before the trainer's class.
 
     Data: `train_dataset` and `eval_dataset` are sequences of `Example` (see `make_examples`, `as_examples`), batched by
-    `collate`. Weights: the model says which of them learn. The objective "recommended" is meant for those of attention
-    alone: an adapter on them, or `train_only(model, select_weights(model, "attention"))`, whose result is passed as
-    `frozen`.
+    `collate`. Weights: the model says which of them learn: those of its adapter, or of `train_only(model,
+    select_weights(model, "attention"))`, whose result is passed as `frozen`.
 
     Base: where the objective needs a base model, the model itself is the base: with its adapters switched off, or as it
     is passed, so pass it before any finetuning. The base's numbers are computed once for each example, before training;
@@ -102,7 +100,6 @@ class ObjectiveMixin(_Base):
             setattr(self, name, data)
         self.objective = objective if isinstance(objective, Objective) else parse_objective(objective)
         self._frozen = frozen or FrozenWeights({})
-        warn_of_all_weights(self, self.objective, frozen)
         self._sizes_of_step: tuple[float, float, int] | None = None
         self._hooked: HookedModel | None = None
         self._targets: BaseTargets | None = None

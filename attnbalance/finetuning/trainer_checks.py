@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module
 from transformers import (
     DataCollatorForSeq2Seq,
     DataCollatorWithPadding,
@@ -21,9 +19,7 @@ from attnbalance.errors import DataError, ModelError
 from attnbalance.finetuning.example_sets import tokenizer_of
 from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import check_start
-from attnbalance.finetuning.objectives.expression import RECOMMENDED
 from attnbalance.finetuning.objectives.objective import Objective
-from attnbalance.finetuning.parameters import FrozenWeights
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, hook
 
@@ -117,18 +113,6 @@ def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, 
         raise ModelError("parts of fused weights cannot be trained under DeepSpeed; use DDP or FSDP2")
     if trainer.model_init is not None and (rules or not objective.plain):
         raise ModelError("an objective needs one model: pass model=, not model_init=")
-
-
-def warn_of_all_weights(trainer: Trainer, objective: Objective, frozen: FrozenWeights | None) -> None:
-    """Warn if all weights train on the recommended terms, which are meant for attention, and `frozen` was not given."""
-    model: Module = trainer.model  # pyright: ignore[reportAssignmentType]
-    asked = frozen is not None
-    if objective.text == RECOMMENDED and not asked and all(parameter.requires_grad for parameter in model.parameters()):
-        warnings.warn(
-            f"objective {RECOMMENDED!r} (recommended) is meant for the attention weights, but all weights are trained; "
-            "add an adapter on the attention, or pass frozen=train_only(model, select_weights(model, 'attention'))",
-            stacklevel=3,
-        )
 
 
 def router_coefficient(trainer: Trainer) -> float:

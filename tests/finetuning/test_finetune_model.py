@@ -123,9 +123,9 @@ def test_what_is_not_chosen_stays_as_it_was_in_the_base(base, tmp_path):
     assert run.trained.startswith("Trained: qk, ")
 
 
-def test_the_recommended_objective_trains_attention_and_watches_what_it_does(base, tmp_path):
-    run = finetune(base, SPLIT, tmp_path / "run", short(objective="recommended"))
-    assert run.config["train"] == "attention"
+def test_an_anchored_objective_trains_attention_and_watches_what_it_does(base, tmp_path):
+    anchored = short(objective="kl(statement) + state-anchor(statement)", train="attention")
+    run = finetune(base, SPLIT, tmp_path / "run", anchored)
     before, after = weights(base), weights(run.path)
     moved = [name for name in before if not torch.equal(before[name], after[name])]
     assert moved

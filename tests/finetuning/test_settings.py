@@ -47,23 +47,6 @@ def test_the_record_is_the_one_that_finished_runs_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("objective", "train", "parts"),
-    [
-        ("ce", None, "all"),
-        ("recommended", None, "attention"),
-        ("ce + recommended", None, "attention"),
-        ("kl(statement) + state-anchor(statement)", None, "all"),
-        ("recommended", "mlp", "mlp"),
-    ],
-)
-def test_attention_is_trained_by_default_where_the_objective_names_recommended(
-    objective: str, train: str | None, parts: str
-) -> None:
-    settings = FinetuneSettings(objective=objective, train=train)
-    assert settings.parts == settings.record()["train"] == parts
-
-
-@pytest.mark.parametrize(
     ("changes", "dtype"),
     [({}, "float32"), ({"lora_rank": 2}, None), ({"dtype": "bfloat16"}, "bfloat16")],
 )

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from commands import run_in_two_processes
 from safetensors.torch import load_file
 from tiny import FACTS, eager, tiny_model, tiny_tokenizer
-from trainers import EVERYTHING, ROW, arguments, assert_close, lora, made, some_examples, trained
+from trainers import EVERYTHING, ROW, arguments, assert_close, made, some_examples, trained
 from transformers import ProcessorMixin, Trainer, TrainingArguments
 
 from attnbalance.data.prompts import make_prompts
@@ -332,14 +331,3 @@ def test_ways_of_training_that_would_do_less_than_asked_are_refused(tmp_path):
 def test_a_loss_that_is_no_number_names_the_batch(tmp_path):
     with pytest.raises(ModelError, match="at step 2, in the batch that begins with .*Liechtenstein"):
         trained(tmp_path, "ce + kl(question)", learning_rate=1e38)
-
-
-def test_recommended_on_all_weights_warns_where_nobody_asked_for_that(tmp_path):
-    model = tiny_model("llama")
-    with pytest.warns(UserWarning, match="meant for the attention weights, but all weights are trained"):
-        made(tmp_path, model, "recommended")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*meant for the attention weights")
-        made(tmp_path, lora(tiny_model("llama")), "recommended")
-        made(tmp_path, model, "recommended", frozen=train_only(model, select_weights(model, "all")))
-        made(tmp_path, tiny_model("llama"), "ce")

@@ -15,8 +15,8 @@ LONGEST = 2000
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-6, 1e6
 """Limits of a term's weight: far beyond them, gradients in float32 become 0 or infinite, and nothing is trained."""
 
-RECOMMENDED = "kl(statement) + state-anchor(statement)"
-"""What the name `recommended` stands for."""
+RECOMMENDED = "ce + kl(best)"
+"""What the name `recommended` stands for: learn the answers, and keep what the base says in the form it knows best."""
 
 TERM = re.compile(r"\s*(?:([0-9.eE+-]+)\s*\*\s*)?([a-z][a-z-]*)\s*(?:\(\s*([^()]*?)\s*\))?\s*")
 """An optional weight and "*", a name, an optional argument in brackets."""
@@ -47,8 +47,6 @@ class Expression:
     """The text that was read."""
     terms: tuple[WrittenTerm, ...]
     """The terms, in order."""
-    names_recommended: bool
-    """Whether the text uses the name `recommended`."""
 
 
 @expects(text=str)
@@ -61,19 +59,18 @@ def parse_expression(text: str) -> Expression:
     >>> parse_expression("ce + 0.3*row-anchor(question)").terms[1].weight
     0.3
     >>> [term.name for term in parse_expression("recommended").terms]
-    ['kl', 'state-anchor']
+    ['ce', 'kl']
     """
     if len(text) > LONGEST:  # splitting takes time quadratic in the length
         raise DataError(f"an objective may have {LONGEST:,} characters, got {len(text):,}: {text}")
-    terms, recommended = list[WrittenTerm](), False
+    terms = list[WrittenTerm]()
     for part in BETWEEN_TERMS.split(text):
         term = _read(part, text)
         if term.name == "recommended":
-            recommended = True
             terms += [_read(each, RECOMMENDED) for each in BETWEEN_TERMS.split(RECOMMENDED)]
         else:
             terms.append(term)
-    return Expression(text, tuple(terms), recommended)
+    return Expression(text, tuple(terms))
 
 
 def _read(part: str, text: str) -> WrittenTerm:

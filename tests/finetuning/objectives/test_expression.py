@@ -32,19 +32,18 @@ def test_terms_are_read_as_they_are_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "names"),
     [
-        ("recommended", True),
-        ("ce + recommended", True),
-        (" recommended +ce", True),
-        ("kl(statement) + state-anchor(statement)", False),
-        ("ce(recommended)", False),
-        ("not-recommended", False),
-        ("recommended-not", False),
+        ("recommended", ["ce", "kl"]),
+        ("floor + recommended", ["floor", "ce", "kl"]),
+        (" recommended +floor", ["ce", "kl", "floor"]),
+        ("ce(recommended)", ["ce"]),
+        ("not-recommended", ["not-recommended"]),
+        ("recommended-not", ["recommended-not"]),
     ],
 )
-def test_recommended_is_a_term_and_no_part_of_another_word(text: str, named: bool) -> None:
-    assert parse_expression(text).names_recommended is named
+def test_recommended_is_a_term_and_no_part_of_another_word(text: str, names: list[str]) -> None:
+    assert [term.name for term in parse_expression(text).terms] == names
 
 
 @pytest.mark.parametrize("text", ["2*recommended", "recommended(statement)", "recommended()"])

@@ -39,8 +39,8 @@ def test_what_an_objective_needs_is_what_its_terms_need() -> None:
 
 
 def test_answers_are_learned_by_terms_of_cross_entropy_alone() -> None:
-    learns = {text: parse_objective(text).learns_answers for text in ("ce", "kl + 2*weighted-ce", "recommended")}
-    assert learns == {"ce": True, "kl + 2*weighted-ce": True, "recommended": False}
+    learns = {text: parse_objective(text).learns_answers for text in ("ce", "kl + 2*weighted-ce", "recommended", "kl")}
+    assert learns == {"ce": True, "kl + 2*weighted-ce": True, "recommended": True, "kl": False}
 
 
 def test_forms_are_those_of_terms_that_ask_the_base() -> None:
@@ -74,10 +74,10 @@ def test_gradients_equal_those_of_the_objective_written_out_on_eager_attention(f
     expected = written_out(text, plain, plain_base)
     loss = loss_of(text, model, examples_for(parse_objective(text), family))
     # Float32 keeps seven digits: 1e-6 where numbers are below 1, and of the largest entry where gradients are above 1.
-    # kl adds up some twelve predictions of 420 tokens each: eager attention in a padded batch is off from itself, one
-    # prompt at a time, by up to 1.7e-6 there (gpt_oss), so that kl is given twice as much. barrier divides by shares,
-    # which sinks make small (gpt_oss): against float64, eager attention is off by 1.5e-5 on some CPUs, our rows by 6e-6
-    slack = {"kl": 2e-6, "barrier": 1e-5}.get(text.partition("(")[0], 1e-6)
+    # Two terms lose a digit more, in an order of sums that depends on the CPU. kl adds up some twelve predictions of 420
+    # tokens each: eager attention and ours were up to 3.5e-6 apart (llama), each 2e-6 from float64 (qwen3). barrier
+    # divides by shares, which sinks make small (gpt_oss): there eager attention is up to 1.5e-5 off, our rows 6e-6.
+    slack = {"kl": 1e-5, "barrier": 2e-5}.get(text.partition("(")[0], 1e-6)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6, rel=1e-6)
     assert expected.item() > 1e-4  # there is something to be wrong about
     mine, theirs = gradients_of(loss, model.model), gradients_of(expected, plain)
