@@ -11,14 +11,14 @@ from attnbalance.errors import ArgumentError
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-Kind = type | list[type] | dict[type, "Kind"] | tuple["Kind", ...]
+Kind = type | list[type] | list[tuple[type, ...]] | dict[type, "Kind"] | tuple["Kind", ...]
 
 
 def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Makes a function raise `ArgumentError` for an argument that is not an instance of its kind.
 
-    A kind is a type, a list of one type (a collection of its instances), a dict of one type and one kind (a
-    mapping), or a tuple of kinds of which any will do. A text is no collection of texts.
+    A kind is a type, a list of one type or of a tuple of types (a collection of their instances), a dict of one type
+    and one kind (a mapping), or a tuple of kinds of which any will do. A text is no collection of texts.
 
     >>> @expects(count=int)
     ... def double(count):
@@ -69,7 +69,7 @@ def words_of(kind: Kind) -> str:
         ((key_kind, item_kind),) = kind.items()
         return f"a mapping from {words_of(key_kind)} to {words_of(item_kind)}"
     if isinstance(kind, list):
-        return f"a collection of {kind[0].__name__}"
+        return f"a collection of {words_of(kind[0])}"
     return kind.__name__.replace("NoneType", "None")
 
 

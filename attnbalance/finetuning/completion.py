@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from attnbalance.data.forms import BEST, FORMS
 from attnbalance.errors import BadRowsError
-from attnbalance.finetuning.examples import REPLAYED, Example, examples_of
+from attnbalance.finetuning.examples import REPLAYED, Example, about_facts, examples_of
 from attnbalance.finetuning.objectives.base_model import BaseModel, prompts_of, without_adapters
 from attnbalance.finetuning.objectives.best_forms import chosen_forms, completions
 from attnbalance.finetuning.objectives.objective import Objective
@@ -41,7 +41,7 @@ def completion_rates(
     """
     if not objective.forms:
         return {}
-    different = list({id(example): example for example in examples}.values())
+    different = list({id(example): example for example in about_facts(examples)}.values())
     new = [i for i, example in enumerate(different) if REPLAYED not in example.targets]
     if not new:
         return {}

@@ -29,7 +29,7 @@ class Watched:
     """The number of the answer's tokens."""
     right: Float[Tensor, " example"]
     """1 if every token of the answer is the most probable one after the right ones before it, else 0. With such teacher
-    forcing all tokens are right exactly if greedy decoding starts with the answer."""
+    forcing all tokens are right exactly if greedy decoding starts with the answer. NaN for examples about no fact."""
     shortcut: Float[Tensor, " example"]
     """1 if the relation's most frequent training answer is predicted where it first differs from this one, else 0."""
     token_terms: Float[Tensor, " example"]
@@ -65,7 +65,11 @@ def watch(forward: ForwardPass, objective: Objective) -> Watched:
     hits = (guesses == forward.labels).float()
     tokens = summed(torch.ones_like(hits))
     right = (summed(hits) == tokens).float()
-    zeros = torch.zeros_like(right)
+    zeros, known = (
+        torch.zeros_like(right),
+        torch.ones_like(right).bool() if forward.has_fact is None else forward.has_fact,
+    )
+    right = right.masked_fill(~known, torch.nan)
     by_token = [summed(term.losses(forward).float()) for term in objective.terms if term.kind.by_token]
     by_example = [term.losses(forward).float() for term in objective.terms if not term.kind.by_token]
     return Watched(
@@ -75,7 +79,7 @@ def watch(forward: ForwardPass, objective: Objective) -> Watched:
         shortcut=_shortcut(forward, guesses, right),
         token_terms=sum(by_token, zeros),
         example_terms=sum(by_example, zeros),
-        subject_attention=_subject_attention(forward, right),
+        subject_attention=_subject_attention(forward, right).masked_fill(~known[:, None], torch.nan),
     )
 
 
@@ -100,16 +104,18 @@ def watched_means(prediction: EvalPrediction) -> dict[str, float]:
 
     `objective`: per token and per example, added up. `answer_loss`: per token. `accuracy`: share of right answers.
     `shortcut_rate`: share of shortcuts among the wrong answers of which it is known; left out if there are none.
+    Examples about no fact count in the first two alone.
     """
     watched = Watched.unpack(torch.as_tensor(prediction.predictions).double())  # pyright: ignore[reportArgumentType]
     tokens = watched.tokens.sum()
     means = {
         "objective": float(watched.token_terms.sum() / tokens + watched.example_terms.mean()),
         "answer_loss": float(watched.answer_loss.sum() / tokens),
-        "accuracy": float(watched.right.mean()),
     }
+    if not watched.right.isnan().all():
+        means["accuracy"] = float(watched.right.nanmean())
     known = watched.shortcut[(watched.right == 0) & ~watched.shortcut.isnan()]
     if len(known):
         means["shortcut_rate"] = float(known.mean())
-    by_layer = enumerate(watched.subject_attention.mean(0).tolist())
+    by_layer = enumerate(watched.subject_attention.nanmean(0).tolist())
     return means | {f"{SUBJECT_ATTENTION}/{layer}": value for layer, value in by_layer if not math.isnan(value)}

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from attnbalance.errors import DataError
-from attnbalance.finetuning.examples import Example
+from attnbalance.finetuning.examples import Example, about_facts
 from attnbalance.finetuning.objectives.objective import Objective
 
 DATA_ARGUMENTS = ("train_dataset", "eval_dataset")
@@ -32,7 +32,11 @@ def data_sets(data: Any) -> list[Any]:
 
 
 def check_examples(sets: Sequence[Any], objective: Objective) -> list[Example]:
-    """All examples of some data sets. Raises `DataError` for other items and for roles that no token is marked for."""
+    """All examples of some data sets.
+
+    Raises `DataError` for other items, for roles that no token is marked for, and for rows about no fact if the
+    objective learns no answers.
+    """
     examples = [item for data in sets if are_examples(data) for item in as_list(data)]
     other = [describe_items(data) for data in sets if not are_examples(data)]
     other += [f"{type(item).__name__}s" for item in examples if not isinstance(item, Example)]
@@ -40,6 +44,12 @@ def check_examples(sets: Sequence[Any], objective: Objective) -> list[Example]:
         raise DataError(
             f"training and evaluation data hold examples and {other[0]}; make examples of all of them, with "
             "make_examples or as_examples"
+        )
+    general = len(examples) - len(about_facts(examples))
+    if general and not objective.learns_answers:
+        raise DataError(
+            f"objective {objective.text!r} learns no answers, so {general} of {len(examples)} examples, which have no "
+            "prompt, would not be trained on; add ce to it, or leave them out"
         )
     for role in sorted(objective.needs.spans):
         lacking = sum(role not in example.spans for example in examples)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,8 +38,14 @@ TOKENS, POSITIONS = "/token", "/position"
 REPLAYED = "replayed"
 """The name of the target that marks a replayed example (see `replay`)."""
 
+HAS_FACT = "has_fact"
+"""The key of a batch with examples that have no prompt: [example], whether each has one."""
+
 QUERY = "query_index"
 """The key of a batch that holds the position of each prompt's last token: the query whose attention row is read."""
+
+EXTRA = (QUERY, HAS_FACT, SPAN, TARGET)
+"""Beginnings of the keys of a batch that a model does not take."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Example:
     labels: tuple[int, ...]
     """The same tokens on the answer, `IGNORED` elsewhere."""
     prompt: Prompt | None = None
-    """The prompt that was encoded; None: only objectives that read neither attention nor the base can be used."""
+    """The prompt that was encoded; None: a row about no fact, which only learns its labels (see `as_examples`)."""
     spans: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The positions of the tokens of each role."""
     targets: Mapping[str, Shaped[Tensor, ...]] = field(default_factory=dict)
@@ -61,6 +67,11 @@ class Example:
     def query(self) -> int:
         """The position of the prompt's last token: the one before the first with a label."""
         return next(i for i, label in enumerate(self.labels) if label != IGNORED) - 1
+
+
+def about_facts(examples: Iterable[Example]) -> list[Example]:
+    """The examples that have a prompt."""
+    return [example for example in examples if example.prompt is not None]
 
 
 def first_difference(example: Example, other: Example) -> tuple[int, int]:
@@ -122,17 +133,19 @@ def _joined(encoding: Encoding, labels: Sequence[int]) -> Example:
     return Example((*encoding.ids, *labels), (*ignored, *labels), encoding.prompt, encoding.spans)
 
 
-@expects(facts=[Fact], tokenizer=PreTrainedTokenizerBase)
+@expects(facts=[(Fact, type(None))], tokenizer=PreTrainedTokenizerBase)
 def as_examples(
-    rows: Sequence[Mapping[str, Sequence[int]]], facts: Sequence[Fact], tokenizer: PreTrainedTokenizerBase
+    rows: Sequence[Mapping[str, Sequence[int]]], facts: Sequence[Fact | None], tokenizer: PreTrainedTokenizerBase
 ) -> list[Example]:
     """Examples from tokenized rows, with `input_ids` and `labels`, and the fact of each.
 
     The prompt is the text before the first label; it must contain its subject exactly once. Padding (an
-    `attention_mask` of 0) is cut off. Raises `DataError` if rows and facts differ in number, `ArgumentError` for
-    a row without a fact (train on it as `Example(ids, labels)`, with the objective `ce`), and `BadRowsError` for
-    rows without a prompt or a label, and for prompts that do not contain their subject once or do not tokenize to the
-    row's own ids.
+    `attention_mask` of 0) is cut off. A row whose fact is None, such as a general instruction, only learns its labels:
+    terms that look at the subject or at the base are 0 for it, whatever they are for the others.
+
+    Raises `DataError` if rows and facts differ in number, `ArgumentError` for other facts, and `BadRowsError` for rows
+    without a prompt or a label, and for prompts that do not contain their subject once or do not tokenize to the row's
+    own ids.
     """
     if not all({"input_ids", "labels"} <= set(row) for row in rows):
         raise DataError("expected rows with input_ids and labels")
@@ -140,8 +153,12 @@ def as_examples(
         raise DataError(f"expected one fact for each row, got {len(rows)} rows and {len(facts)} facts")
     unpadded = [_unpadded(row) for row in rows]
     prompts, bad = list[Prompt](), list[tuple[int, str]]()
+    asked = [i for i, fact in enumerate(facts) if fact is not None]
     for i, ((ids, labels), fact) in enumerate(zip(unpadded, facts, strict=True)):
         start = next((j for j, label in enumerate(labels) if label != IGNORED), 0)
+        if fact is None:
+            bad += [(i, "no label")] if not any(label != IGNORED for label in labels[1:]) else []
+            continue
         text, special = _prompt_text(ids[:start], tokenizer)
         count = text.count(fact.subject)
         if not start:
@@ -151,17 +168,20 @@ def as_examples(
         first = max(text.find(fact.subject), 0)
         spans = {"subject": (first, first + len(fact.subject))}
         prompts.append(Prompt(text, spans, f"{fact.relation}/{fact.subject}/{i}", fact, special))
-    encodings = () if bad else PromptSet.of(prompts, tokenizer).encodings
+    encodings = () if bad or not prompts else PromptSet.of(prompts, tokenizer).encodings
     bad += [
         (i, f"{encoding.prompt.text!r} tokenizes to other ids than the row's")
-        for i, encoding in enumerate(encodings)
+        for i, encoding in zip(asked, encodings, strict=False)
         if unpadded[i][0][: len(encoding.ids)] != encoding.ids
     ]
     if bad:
         raise BadRowsError("rows cannot be read as questions about their fact", bad, len(rows), "fix these rows")
+    read = dict(zip(asked, encodings, strict=True))
     return [
-        Example(ids, labels, encoding.prompt, encoding.spans)
-        for encoding, (ids, labels) in zip(encodings, unpadded, strict=True)
+        Example(ids, labels, read[i].prompt, read[i].spans)
+        if i in read
+        else Example(ids, labels, spans={"subject": ()})
+        for i, (ids, labels) in enumerate(unpadded)
     ]
 
 
@@ -186,10 +206,10 @@ def _prompt_text(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> tu
 def collate(examples: Sequence[Example], pad_id: int = 0) -> dict[str, Shaped[Tensor, "item ..."]]:
     """Examples padded on the right to one length; padding has mask 0 and no loss, whatever `pad_id` is.
 
-    If all examples have their prompt, `query_index` [example] is the position of its last token and "span.ROLE"
+    If all examples have labels, `query_index` [example] is the position of the last token before them. "span.ROLE"
     [example, position] marks the tokens of each role that all of them have. "target.NAME" holds the targets that all of
     them have: those of labelled tokens concatenated, [token, ...], the others [example, ...], padded if they have
-    positions.
+    positions. "has_fact" [example] is there if some have no prompt.
     """
     length = max(len(example.ids) for example in examples)
     ids = [[*example.ids, *[pad_id] * (length - len(example.ids))] for example in examples]
@@ -202,13 +222,15 @@ def collate(examples: Sequence[Example], pad_id: int = 0) -> dict[str, Shaped[Te
         "position_ids": position_ids.minimum(lengths - 1),
         "labels": torch.tensor(labels),
     }
-    if all(example.prompt is not None for example in examples):
-        batch[QUERY] = torch.tensor([example.query for example in examples])
-        for role in [role for role in examples[0].spans if all(role in example.spans for example in examples)]:
-            span = torch.zeros(len(examples), length, dtype=torch.bool)
-            for i, example in enumerate(examples):
-                span[i, list(example.spans[role])] = True
-            batch[SPAN + role] = span
+    if all(set(example.labels) != {IGNORED} for example in examples):
+        batch[QUERY] = torch.tensor([max(example.query, 0) for example in examples])
+    for role in [role for role in examples[0].spans if all(role in example.spans for example in examples)]:
+        span = torch.zeros(len(examples), length, dtype=torch.bool)
+        for i, example in enumerate(examples):
+            span[i, list(example.spans[role])] = True
+        batch[SPAN + role] = span
+    if len(about_facts(examples)) < len(examples):
+        batch[HAS_FACT] = torch.tensor([example.prompt is not None for example in examples])
     for name in [name for name in examples[0].targets if all(name in example.targets for example in examples)]:
         batch[TARGET + name] = _join_targets(name, [example.targets[name] for example in examples], length)
     return batch

@@ -29,7 +29,7 @@ from attnbalance.finetuning.example_sets import (
     first_text,
     rows_collator,
 )
-from attnbalance.finetuning.examples import IGNORED, QUERY, SPAN, TARGET, collate
+from attnbalance.finetuning.examples import EXTRA, IGNORED, QUERY, about_facts, collate
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass, forward_pass
 from attnbalance.finetuning.objectives.gradients import GradientRules
 from attnbalance.finetuning.objectives.objective import Objective
@@ -132,7 +132,8 @@ class ObjectiveMixin(_Base):
         """Prepare to train on examples: check them, hook the model, add the base's numbers, watch evaluations."""
         examples = check_examples(self._all_data(), self.objective)
         check_data(self, collator, max(len(example.ids) for example in examples))
-        watches = self.compute_metrics is None and all(example.prompt is not None for example in examples)
+        tested = [example for data in data_sets(self.eval_dataset) for example in as_list(data)]
+        watches = self.compute_metrics is None and bool(about_facts(tested) or not tested)
         if self.objective.needs.rows or self.objective.needs_base or (watches and self.eval_dataset is not None):
             self._hooked = hooked_for(self, self.objective, examples)
         if self._hooked is not None and self.objective.needs_base:
@@ -198,7 +199,7 @@ class ObjectiveMixin(_Base):
             return_outputs: Whether to return the outputs too.
             num_items_in_batch: Passed on where the trainer computes the loss itself.
         """
-        extra = {name: value for name, value in inputs.items() if name == QUERY or name.startswith((SPAN, TARGET))}
+        extra = {name: value for name, value in inputs.items() if name.startswith(EXTRA)}
         inputs = {name: value for name, value in inputs.items() if name not in extra}
         watching = return_outputs and not model.training and self.compute_metrics is watched_means
         if self.objective.plain and not watching:

@@ -62,8 +62,10 @@ def test_a_table_holds_the_first_example_of_each_set() -> None:
 
 def test_all_sets_hold_examples_with_the_roles_that_the_objective_needs() -> None:
     assert check_examples([[BARE], [MARKED]], parse_objective("ce")) == [BARE, MARKED]
-    assert check_examples([[MARKED]], parse_objective("barrier")) == [MARKED]
+    assert check_examples([[MARKED]], parse_objective("ce + barrier")) == [MARKED]
     with pytest.raises(DataError, match="needs the tokens of the subject in every prompt, but 1 examples do not mark"):
+        check_examples([[BARE], [MARKED]], parse_objective("ce + barrier"))
+    with pytest.raises(DataError, match="barrier' learns no answers, so 2 of 2 examples, which have no prompt, would"):
         check_examples([[BARE], [MARKED]], parse_objective("barrier"))
     for other, described in (([{}], "dicts"), ([BARE, "text"], "strs")):
         with pytest.raises(DataError, match=f"hold examples and {described}"):

@@ -109,8 +109,10 @@ def _losses(tiny, batch):
 def test_rows_without_labels_are_refused():
     with pytest.raises(DataError, match="expected rows with input_ids and labels"):
         as_examples([{"input_ids": [1]}], FACTS[:1], TOKENIZER)
-    with pytest.raises(ArgumentError, match="facts must be a collection of Fact, got"):
-        as_examples([{"input_ids": [1, 2], "labels": [-100, 2]}] * 2, [FACTS[0], None], TOKENIZER)
+    with pytest.raises(ArgumentError, match="facts must be a collection of Fact or None, got"):
+        as_examples([{"input_ids": [1, 2], "labels": [-100, 2]}] * 2, [None, "Paris"], TOKENIZER)
+    with pytest.raises(BadRowsError, match="no label"):
+        as_examples([{"input_ids": [1, 2], "labels": [1, -100]}], [None], TOKENIZER)
     with pytest.raises(DataError, match="labels of the prompt's tokens must be -100"):
         as_examples([{"input_ids": [1, 2], "labels": [1, 2]}], FACTS[:1], TOKENIZER)
 
@@ -154,8 +156,13 @@ def test_spans_and_queries_of_a_batch_by_hand():
     assert batch["span.subject"].tolist() == [[True] + [False] * 4, [True, False, True, False, False]]
     assert "span.relation" not in batch  # not every example has it
     assert "span.relation" in collate([first])
-    for known in (collate([first, replace(second, prompt=None)]), collate([replace(first, prompt=None), second])):
-        assert not [name for name in known if name == "query_index" or name.startswith("span.")]
+    assert "has_fact" not in batch
+    mixed = collate([first, replace(second, prompt=None, spans={"subject": ()})])
+    assert mixed["has_fact"].tolist() == [True, False]
+    assert mixed["query_index"].tolist() == [0, 2]
+    assert mixed["span.subject"].tolist() == [[True] + [False] * 4, [False] * 5]
+    assert collate([Example((5, 6), (5, 6))])["query_index"].tolist() == [0]  # no token before the labels
+    assert "query_index" not in collate([first, Example((5, 6), (IGNORED, IGNORED))])
 
 
 def test_targets_of_a_batch_are_joined_by_what_they_belong_to():

@@ -117,6 +117,61 @@ def test_rows_tokenized_elsewhere_train_as_our_own(tmp_path):
     assert_close(trained(tmp_path, ROW), trained(tmp_path, ROW, data=read), 0.0)
 
 
+TOKENS, EACH = "ce + kl(statement)", "0.5*barrier + row-anchor(statement) + state-anchor(statement) + floor(0.9)"
+"""Terms with a loss for each token, and for each example."""
+
+
+def general_rows():
+    rows = [
+        {"input_ids": [5, 6, 7, 8, 9], "labels": [IGNORED] * 3 + [8, 9]},
+        {"input_ids": [9, 8, 7], "labels": [9, 8, 7]},
+    ]
+    return as_examples(rows, [None, None], tiny_tokenizer("bos"))
+
+
+def test_rows_about_no_fact_learn_their_labels_alone(tmp_path):
+    model, facts, general = tiny_model("llama"), make_examples(FACTS, tiny_tokenizer("bos")), general_rows()
+
+    def loss_of(objective, examples):
+        trainer = made(tmp_path, model, objective, train_dataset=examples)
+        return float(trainer.compute_loss(model, collate(trainer.train_dataset)).detach())
+
+    plain = eager(tiny_model("llama"))
+    naive = 0.0
+    for row in general:
+        logits = plain(torch.tensor([row.ids])).logits[0].log_softmax(-1)
+        naive -= sum(float(logits[i - 1, label]) for i, label in enumerate(row.labels) if i and label != IGNORED)
+    tokens, own = sum(label != IGNORED for row in facts for label in row.labels), 2 + 2
+    expected = (tokens * loss_of(TOKENS, facts) + naive) / (tokens + own)
+    expected += len(facts) * loss_of(EACH, facts) / (len(facts) + len(general))
+    assert loss_of(f"{TOKENS} + {EACH}", [*facts[:3], *general, *facts[3:]]) == pytest.approx(expected, rel=1e-5)
+    assert loss_of(f"weighted-ce + {EACH}", general + facts) > 0
+    with pytest.raises(DataError, match="learns no answers, so 2 of 11 examples, which have no prompt, would not be"):
+        loss_of("kl(statement)", facts + general)
+
+
+def test_rows_about_no_fact_train_in_batches_of_their_own_and_are_not_watched(tmp_path):
+    facts, general = make_examples(FACTS, tiny_tokenizer("bos")), general_rows()
+    model = tiny_model("llama")
+    data = general * 2 + facts[:4]  # a first batch without facts
+    trainer = made(
+        tmp_path,
+        model,
+        f"{TOKENS} + {EACH}",
+        train_dataset=data,
+        eval_dataset={"a": facts, "b": facts + general, "c": general},
+    )
+    metrics = trainer.evaluate()
+    for name in ("accuracy", "subject_attention/0"):
+        assert metrics[f"eval_a_{name}"] == metrics[f"eval_b_{name}"]
+        assert f"eval_c_{name}" not in metrics
+    assert metrics["eval_b_answer_loss"] != metrics["eval_a_answer_loss"]
+    trainer.train()
+    before, after = tiny_model("llama").state_dict(), model.state_dict()
+    assert all(torch.isfinite(value).all() for value in after.values())
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
 def test_trls_trainer_takes_chats_with_an_objective(tmp_path):
     trl = pytest.importorskip("trl")
 

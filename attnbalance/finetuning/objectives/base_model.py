@@ -68,7 +68,7 @@ def prompts_of(examples: Sequence[Example]) -> list[Prompt]:
     if len(prompts) != len(examples):
         raise DataError(
             f"the objective needs prompts, but {len(examples) - len(prompts)} of {len(examples)} examples have "
-            "none; make them with make_examples or as_examples (rows without a fact train on the objective ce only)"
+            "none; make them with make_examples or as_examples"
         )
     return prompts
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.examples import IGNORED, QUERY, SPAN, TARGET
+from attnbalance.finetuning.examples import HAS_FACT, IGNORED, QUERY, SPAN, TARGET
 from attnbalance.models.forward import rows_of_output, states_of_output
 
 
@@ -36,6 +36,8 @@ class ForwardPass:
     """The tokens of each role."""
     targets: Mapping[str, Shaped[Tensor, "item ..."]]
     """The base model's numbers, as `collate` joins them."""
+    has_fact: Bool[Tensor, " example"] | None = None
+    """Which examples are about a fact; None: all are."""
 
     @property
     def needed_rows(self) -> Float[Tensor, "example layer head position"]:
@@ -87,4 +89,5 @@ def forward_pass(outputs: Any, batch: Mapping[str, Tensor], kernel: str | None) 
         states=states,
         spans={name.removeprefix(SPAN): value for name, value in batch.items() if name.startswith(SPAN)},
         targets={name.removeprefix(TARGET): value for name, value in batch.items() if name.startswith(TARGET)},
+        has_fact=batch.get(HAS_FACT),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -117,10 +118,17 @@ class Term:
         return f"{self.weight:g}*{self.key}" if self.weight != 1 else self.key
 
     def losses(self, forward: ForwardPass) -> Float[Tensor, " item"]:
-        """The weighted loss of each labelled token or example; 0 for a term that changes gradients."""
+        """The weighted loss of each labelled token or example; 0 for a term that changes gradients.
+
+        Of an example about no fact, only terms that learn answers have a loss.
+        """
         if self.kind.loss is None:
             return forward.logits.new_zeros(forward.examples)
-        return self.weight * self.kind.loss(forward, self)
+        losses = self.weight * self.kind.loss(forward, self)
+        if forward.has_fact is None or self.kind.learns_answers:
+            return losses
+        has_fact = forward.has_fact[forward.example] if self.kind.by_token else forward.has_fact
+        return torch.where(has_fact, losses, 0.0)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from attnbalance.data.forms import BEST
-from attnbalance.finetuning.examples import Example
+from attnbalance.errors import DataError
+from attnbalance.finetuning.examples import IGNORED, POSITIONS, TOKENS, Example, about_facts
 from attnbalance.finetuning.objectives.base_model import BaseModel, check_start, without_adapters
 from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms, form_targets
 from attnbalance.finetuning.objectives.mapped import collected
@@ -27,12 +30,14 @@ def add_targets(
 ) -> list[Example]:
     """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
 
-    Raises `DataError` for examples without prompts and for relations with too few subjects for few shots,
+    Examples about no fact get ones: they have no loss that compares, and a weight of 1.
+
+    Raises `DataError` if no example has a prompt and for relations with too few subjects for few shots,
     `BadRowsError` for labels that cannot follow another form, as they do not begin with an accepted answer,
     `ModelError` for adapters that changed the base (see `check_start`), `OutputError` if `folder` is full.
 
     Args:
-        examples: What to add numbers to; examples must have prompts.
+        examples: What to add numbers to.
         objective: The objective whose terms say which numbers.
         base: The base model; its adapters are switched off meanwhile, so the model to be trained may be passed.
         batch_size: Examples of one forward pass.
@@ -46,17 +51,37 @@ def add_targets(
     if not makers:
         return list(examples)
     check_start(base.model, objective.text)
-    result = list(examples)
+    asked, among = about_facts(examples), about_facts(among)
+    if not asked and not among:
+        raise DataError(
+            f"objective {objective.text!r} needs examples about facts, but none of {len(examples)} has a prompt; make "
+            "them with make_examples or as_examples"
+        )
+    result = asked
     with without_adapters(base.model):
         best = chosen_forms(among)
         if BEST in objective.forms and not among:
-            best = choose_forms(examples, base, batch_size, seed)
-            result = _with(result, form_targets(examples, best))
-        asked = BaseModel(base, batch_size, seed, among, best)
-        for term, make in makers:
-            numbers = collected(make(term, examples, asked), folder)
-            result = _with(result, [numbers[i] for i in range(len(examples))])
-    return result
+            best = choose_forms(asked, base, batch_size, seed)
+            result = _with(result, form_targets(asked, best))
+        model = BaseModel(base, batch_size, seed, among, best)
+        for term, make in makers if asked else ():
+            numbers = collected(make(term, asked, model), folder)
+            result = _with(result, [numbers[i] for i in range(len(asked))])
+    like, with_numbers = (result or among)[0].targets, iter(result)
+    return [
+        replace(example, targets=_blank(example, like)) if example.prompt is None else next(with_numbers)
+        for example in examples
+    ]
+
+
+def _blank(example: Example, like: Targets) -> Targets:
+    """Ones of the shapes that another example's targets would have for this one."""
+    tokens = sum(label != IGNORED for label in example.labels[1:])
+    shapes = {
+        name: (tokens, *target.shape[1:]) if name.endswith(TOKENS) else target.shape for name, target in like.items()
+    }
+    shapes |= {name: (*shape[:-1], 1) for name, shape in shapes.items() if name.endswith(POSITIONS)}
+    return {name: torch.ones(shape, dtype=like[name].dtype) for name, shape in shapes.items()}
 
 
 def _with(examples: Sequence[Example], targets: Sequence[Targets]) -> list[Example]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from base_oracle import (
@@ -18,10 +16,7 @@ from attnbalance import load_model
 from attnbalance.data.forms import SHOTS, in_form
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.examples import (
-    as_examples,
-    make_examples,
-)
+from attnbalance.finetuning.examples import IGNORED, Example, as_examples, collate, make_examples
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.objectives.targets import add_targets
 
@@ -32,12 +27,21 @@ def test_an_objective_without_a_base_leaves_examples_as_they_are() -> None:
     assert all(after is before for after, before in zip(unchanged, examples, strict=True))
 
 
-def test_examples_without_prompts_are_counted() -> None:
-    bare = [replace(example, prompt=None) for example in make_examples(FACTS[:2], tiny_tokenizer())]
-    known = make_examples(FACTS[:3], tiny_tokenizer())
-    for text in ("kl", "row-anchor", "state-anchor", "weighted-ce"):
-        with pytest.raises(DataError, match="2 of 5 examples have none; make them with make_examples or as_examples"):
-            add_targets([*known, *bare], parse_objective(text), base()[0])
+def test_rows_about_no_fact_change_no_target_of_the_others() -> None:
+    general = Example((5, 6, 7, 8), (IGNORED, IGNORED, 7, 8), spans={"subject": ()})
+    for text in ("kl", "row-anchor", "row-anchor(statement)", "state-anchor", "weighted-ce"):
+        first, *rest = alone = added(text, FACTS[:3])
+        examples = make_examples(FACTS[:3], base()[0].tokenizer)
+        mixed = add_targets([examples[0], general, *examples[1:]], parse_objective(text), base()[0])
+        for mine, own in zip([mixed[0], *mixed[2:]], [first, *rest], strict=True):
+            for name, expected in own.targets.items():
+                torch.testing.assert_close(mine.targets[name], expected, atol=2e-5, rtol=1e-5)
+        collate([*alone, mixed[1]])  # the shapes go together
+        assert all(bool((target == 1).all()) for target in mixed[1].targets.values())
+        with pytest.raises(DataError, match="needs examples about facts, but none of 2 has a prompt"):
+            add_targets([general] * 2, parse_objective(text), base()[0])
+        later = add_targets([general], parse_objective(text), base()[0], among=alone)
+        assert later[0].targets.keys() >= set(alone[0].targets) - {f"{text} score"}
 
 
 def test_neither_batch_size_nor_order_nor_company_changes_a_target() -> None:
