@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge_weights import Weights, weights_of
 from attnbalance.models.build_bridge import build_bridge, refusing
-from attnbalance.models.forward import base_of, evaluating, position_limit
+from attnbalance.models.forward import base_of, evaluating, position_limit, uncapped
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.merge_adapters import merged
 from attnbalance.models.norms import Norm, norm_of
@@ -172,13 +172,14 @@ def bridge_of(model: HookedModel) -> BridgedModel:
     twin = base_of(merged(model)).float().eval().requires_grad_(False)
     with refusing(model):
         bridge = build_bridge(model, twin)
-        bridged = BridgedModel(bridge, weights_of(bridge), model, model.layers)
-        _check(bridged)
-    return bridged
+        return _checked(BridgedModel(bridge, weights_of(bridge), model, model.layers))
 
 
-def _check(bridged: BridgedModel) -> None:
-    """Check values from W_V, attention outputs from W_O and logits on a few random tokens against the model's own."""
+def _checked(bridged: BridgedModel) -> BridgedModel:
+    """The bridge with the family's scale of logits in W_U and b_U.
+
+    Values from W_V, attention outputs from W_O and logits are checked on a few random tokens against the model's own.
+    """
     hooked, weights = bridged.hooked, bridged.weights
     base = base_of(hooked.model)
     longest = min(7, position_limit(base.config) or 7)
@@ -186,6 +187,7 @@ def _check(bridged: BridgedModel) -> None:
     hooks = ("attn.v.hook_in", "attn.hook_v", "attn.hook_pattern", "hook_attn_out")
     names = [f"blocks.{layer}.{name}" for layer in bridged.layers for name in hooks]
     names += [f"blocks.{i}.ln1_post.hook_in" for i in bridged.layers if hasattr(bridged.bridge.blocks[i], "ln1_post")]
+    names += ["unembed.hook_in", "unembed.hook_out"]
     logits, kept = bridged.run(ids, torch.ones_like(ids), dict.fromkeys(names, lambda x: x))
     with evaluating(hooked.model):
         own = base(input_ids=ids.to(base.device), use_cache=False).logits[:, -1:].float().to(logits.device)
@@ -193,6 +195,14 @@ def _check(bridged: BridgedModel) -> None:
     _same(bridged.name, "logits", logits, own, coarse)
     for i in bridged.layers:
         _check_layer(bridged, i, kept)
+    unembedded = kept["unembed.hook_out"]
+    final = uncapped(bridged.bridge.original_model, logits[:, -1], unembedded[:, -1])
+    scale = float((final * unembedded[:, -1]).sum() / unembedded.square().sum())  # Cohere's and Granite's logits
+    scaled = (
+        replace(weights, W_U=scale * weights.W_U, b_U=scale * weights.b_U) if abs(scale - 1) > TOLERANCE else weights
+    )
+    _same(bridged.name, "logits", kept["unembed.hook_in"][:, -1] @ scaled.W_U + scaled.b_U, final)
+    return replace(bridged, weights=scaled)
 
 
 def _check_layer(bridged: BridgedModel, layer: int, kept: Mapping[str, Tensor]) -> None:

@@ -14,7 +14,8 @@ class Weights:
     """A model's weights in TransformerLens' shapes, float32: activations multiply them from the left.
 
     Nothing is folded: norms come between the residual stream and W_Q, W_K, W_V (see `BridgedModel.value_input`). Keys
-    and values have as many heads as queries; grouped ones are repeated. Biases that a family lacks are zero.
+    and values have as many heads as queries; grouped ones are repeated. Biases that a family lacks are zero. Where a
+    family scales its logits (Cohere, Granite), a bridge's W_U and b_U hold the scale.
     """
 
     W_E: Float[Tensor, "vocab d_model"]

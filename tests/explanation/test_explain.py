@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import GROUPED, count_texts, tiny_model, tiny_tokenizer
-from transformers import AutoModelForCausalLM, CohereConfig
+from transformers import AutoModelForCausalLM, GraniteConfig
 from typer.testing import CliRunner
 
 from attnbalance import Fact
@@ -176,12 +176,12 @@ def test_a_family_that_cannot_be_split_is_refused_before_anything_is_measured(
     import attnbalance.explanation.explain as module
 
     monkeypatch.setattr(module, "measure_all", lambda *_, **__: pytest.fail("measured"))
-    config = CohereConfig(**GROUPED, logit_scale=0.5, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    config = GraniteConfig(**GROUPED, residual_multiplier=0.5, pad_token_id=None, bos_token_id=None, eos_token_id=None)
     folders = []
     for seed in (0, 1):
         torch.manual_seed(seed)
         folders.append(str(tmp_path / str(seed)))
         AutoModelForCausalLM.from_config(config).save_pretrained(folders[-1])
         tiny_tokenizer().save_pretrained(folders[-1])
-    with pytest.raises(ModelError, match="in a way that direct logit attribution has no entry for"):
+    with pytest.raises(ModelError, match="cannot be taken apart into W_V and W_O"):
         explained(*folders, tmp_path / "out")

@@ -192,15 +192,28 @@ def test_a_final_softcap_is_undone_even_where_it_flattens_the_logits() -> None:
 
 
 SCALED = (
-    (transformers.CohereConfig(**GROUPED, logit_scale=0.25, pad_token_id=None), "attribution adds up to"),
-    (transformers.GraniteConfig(**GROUPED, logits_scaling=2.0, pad_token_id=None), "attribution adds up to"),
-    (transformers.GraniteConfig(**GROUPED, residual_multiplier=0.5, pad_token_id=None), "head outputs of layer 0"),
+    transformers.CohereConfig(**GROUPED, logit_scale=0.25, pad_token_id=None),
+    transformers.GraniteConfig(**GROUPED, logits_scaling=8.0, pad_token_id=None),
 )
 
 
-@pytest.mark.parametrize(("config", "message"), SCALED)
-def test_scales_that_attribution_has_no_entry_for_are_refused(config: PretrainedConfig, message: str) -> None:
-    with pytest.raises(ModelError, match=rf"(Cohere|Granite)ForCausalLM: .*{message}"):
+@pytest.mark.parametrize("config", SCALED)
+def test_a_familys_scale_of_logits_is_in_every_entry(config: PretrainedConfig) -> None:
+    model = hooked(config)
+    parts = read_direct_attribution(bridge_of(model), answer_tokens())
+    with torch.no_grad():
+        own = torch.stack(
+            [
+                model.model(input_ids=torch.tensor([encoding.ids])).logits[0, -1]
+                for encoding in answer_tokens().encodings
+            ]
+        )
+    torch.testing.assert_close(parts.total(), answer_tokens().difference(own), atol=TOLERANCE, rtol=1e-5)
+
+
+def test_a_scale_that_attribution_has_no_entry_for_is_refused() -> None:
+    config = transformers.GraniteConfig(**GROUPED, residual_multiplier=0.5, pad_token_id=None)
+    with pytest.raises(ModelError, match=r"GraniteForCausalLM: .*head outputs of layer 0"):
         read_direct_attribution(bridge_of(hooked(config)), answer_tokens())
 
 

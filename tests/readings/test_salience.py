@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from one_layer import one_layer, word_prompts, word_tokenizer
-from tiny import FACTS, tiny_model, tiny_tokenizer
+from tiny import FACTS, GROUPED, tiny_model, tiny_tokenizer
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from attnbalance import load_model
 from attnbalance.data.prompts import make_prompts
@@ -164,6 +164,24 @@ def test_salience_without_context_equals_a_loop_over_the_models_own_weights(
     near(read_value_salience(bridged, answer_tokens, at=at).values, expected)
     written = torch.stack([mlp_of(layer, x) for layer in layers_of(model)], dim=1)
     near(read_mlp_salience(bridged, answer_tokens, at=at).values[..., 0], (written * readout[:, None]).sum(-1))
+
+
+@pytest.mark.parametrize(("family", "scale"), [("cohere", {"logit_scale": 0.25}), ("granite", {"logits_scaling": 4.0})])
+def test_a_familys_scale_of_logits_is_in_every_value(
+    answer_tokens: AnswerTokens, family: str, scale: dict[str, float]
+) -> None:
+    config, values = AutoConfig.for_model(family, **GROUPED, pad_token_id=None, **dict.fromkeys(scale, 1.0)), []
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for change in ({}, scale):  # the same weights
+        model.config.update(change)
+        for name, value in change.items():
+            setattr(model, name, value)
+        bridged = opened(model, answer_tokens)
+        values.append(
+            [read(bridged, answer_tokens, at="extended").values for read in (read_value_salience, read_mlp_salience)]
+        )
+    for unscaled, scaled in zip(*values, strict=True):
+        near(scaled, unscaled / 4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
