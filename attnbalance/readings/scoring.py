@@ -20,9 +20,15 @@ CODE_LENGTH = 3
 """Longest answer in capitals that is a code ("US", "IT", "CAN"). A code matches only in capitals."""
 
 PLAIN = str.maketrans(
-    dict.fromkeys("‘’‚‛ʼʻ`´", "'") | dict.fromkeys("“”„‟«»", '"') | dict.fromkeys("−‐‑–", "-") | {"⁄": "/"}  # noqa: RUF001
+    dict.fromkeys("‘’‚‛ʼʻ`´׳", "'") | dict.fromkeys("“”„‟«»״", '"') | dict.fromkeys("−‐‑–", "-") | {"⁄": "/"}  # noqa: RUF001
 )
 """Typographic quotes, apostrophes, hyphens and minus signs, and the plain characters that they are compared as."""
+
+NO_END = re.compile(r"[+#]|'\w")
+"""Signs that belong to the letter before them, as in "C++", "F#" and "I'm"."""
+
+FLAGS = "".join(map(chr, range(0x1F1E6, 0x1F200)))
+"""The letters of which pairs are flags."""
 
 APPENDED = re.compile("[™℠®©¹²³⁰-⁹]+")
 """Signs and raised digits that follow a word without belonging to it."""
@@ -72,8 +78,10 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     Short answers are often common words in another case. Codes of up to three capitals ("US", "IT", "CAN") match only
     in capitals, or every "it" would be Italy; three ("usa") also in small letters as the whole line. So do spellings of
     codes after the first answer: two small letters beside a longer answer ("in" beside "India"), three beside the same
-    capitals ("can" beside "CAN"); as the whole line they also match as they are written. Single capitals ("I") and two
-    letters of which the first is a capital ("He", "In") match as they are written, before signs or the line's end.
+    capitals ("can" beside "CAN"); as the whole line they also match as they are written. Other spellings of such
+    capitals ("RnB" beside "RNB") match as they are written. So do single capitals ("I"), two letters of which the first
+    is a capital ("He", "In") and three beside the same capitals ("Can" beside "CAN"), but only before signs or the
+    line's end; "C++", "F#" and "I'm" are words of their own. Raised digits after a word are taken for footnotes.
 
     "containment": the output contains an answer anywhere, both lower-cased and stripped (Ghosal et al. 2024, B.2). The
     paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer
@@ -90,44 +98,50 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     if scoring == CONTAINMENT:
         given = output.lower().strip()
         return any(wanted in given for wanted in (answer.lower().strip() for answer in answers) if wanted)
-    line = next((line for line in output.splitlines() if line.strip()), "")
+    line = next((line for line in output.splitlines() if _visible(line).strip()), "")
     wanted = [answer.strip() for answer in answers if answer.strip()]
     return any(_holds(line, answer, wanted) for answer in wanted)
 
 
 def _holds(line: str, written: str, answers: Sequence[str]) -> bool:
-    answer, bare = _as_code(written, answers), line.strip(f"{string.punctuation}{string.whitespace}")
+    answer = _as_code(written, answers)
+    bare = _visible(line).translate(PLAIN).strip(f"{string.punctuation}{string.whitespace}")
     if written.isalpha() and bare == written:
         return True
     code = answer.isupper() and (len(answer) < CODE_LENGTH or (len(answer) == CODE_LENGTH and answer.isalpha()))
-    symbol = answer.isalpha() and ((len(answer) == 1 and code) or (len(answer) == 2 and answer.istitle()))
+    cased = not code and _has_twin(answer, answers)
+    symbol = answer.isalpha() and ((len(answer) == 1 and code) or ((len(answer) == 2 or cased) and answer.istitle()))
     if code and len(answer) == CODE_LENGTH and bare.upper() == answer:
         return True
-    given, wanted = (_normalised(text, code or symbol) for text in (line, answer))
+    given, wanted = (_normalised(text, code or cased or symbol) for text in (line, answer))
     return _contains(given, wanted, symbol) or _contains(_ungrouped(given), _ungrouped(wanted), symbol)
 
 
 def _as_code(answer: str, answers: Sequence[str]) -> str:
     """An answer of few letters as the code that it spells, if it is no first answer and the others show that."""
-    capitals = answer.upper()
-    if answer == answers[0]:
+    if answer == answers[0] or not (answer.isalpha() and answer.islower()):
         return answer
-    short = answer.islower() and len(answer) == 2 and any(len(other) > 2 for other in answers)
-    twin = len(answer) == CODE_LENGTH and capitals in answers
-    return capitals if answer.isalpha() and (short or twin) else answer
+    short = len(answer) == 2 and any(len(other) > 2 for other in answers)
+    return answer.upper() if short or _has_twin(answer, answers) else answer
+
+
+def _has_twin(answer: str, answers: Sequence[str]) -> bool:
+    """Whether an answer of three letters, which is not the first, is also there in capitals."""
+    return len(answer) == CODE_LENGTH and answer.isalpha() and answer != answers[0] and answer.upper() in answers
 
 
 def _contains(given: str, wanted: str, symbol: bool) -> bool:
     """Whether `wanted` occurs between ends of words, where its numbers are numbers of `given` as well.
 
-    A symbol must stand before punctuation, another sign or the end.
+    A symbol must stand before punctuation, another sign or the end (see `NO_END`).
     """
     numbers, own = _numbers(given), _numbers(wanted)
     for start in _starts(given, wanted) if wanted else ():
         end = start + len(wanted)
         touched = [(a - start, b - start) for a, b in numbers if a < end and b > start]
         is_word = touched == own and _ends_word(given, start) and _ends_word(given, end)
-        if is_word and (not symbol or end == len(given) or unicodedata.category(given[end])[0] in "PS"):
+        apart = end == len(given) or (unicodedata.category(given[end])[0] in "PS" and not NO_END.match(given, end))
+        if is_word and (not symbol or apart):
             return True
     return False
 
@@ -144,6 +158,8 @@ def _ends_word(text: str, index: int) -> bool:
     if index in (0, len(text)):
         return True
     before, after = text[index - 1], text[index]
+    if before in FLAGS and after in FLAGS:
+        return len(text[:index]) % 2 == len(text[:index].rstrip(FLAGS)) % 2  # two letters are one flag
     if unicodedata.category(after)[0] == "M":
         return False  # a mark belongs to the letter before it
     if not (_in_word(before) and _in_word(after)):
@@ -178,7 +194,12 @@ def _normalised(text: str, keep_case: bool) -> str:
 
 def _without_marks(text: str) -> str:
     """The text without invisible characters; "Paris¹", "1½" and "14.3.1879" become separate words."""
-    visible = "".join(character for character in text.translate(PLAIN) if unicodedata.category(character) != "Cf")
+    visible = _visible(text.translate(PLAIN))
     powers = EXPONENT.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[1]).translate(PLAIN), visible)
     plain = POWER.sub(lambda typed: f"^{typed[1] or typed[2]}", APPENDED.sub(" ", powers))
     return DATE.sub(r"\1 \2 \3", FRACTION.sub(r"\1 \2", plain))
+
+
+def _visible(text: str) -> str:
+    """The text without characters that only format it."""
+    return "".join(character for character in text if unicodedata.category(character) != "Cf")

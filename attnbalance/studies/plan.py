@@ -224,7 +224,7 @@ def _check_method(method: Mapping[str, Any], what: str) -> None:
         try:
             variant = _variant(values)
             parse_objective(variant.settings.objective)
-            parse_parts(variant.settings.parts)
+            parse_parts(variant.settings.train)
             if variant.settings.peft is not None:
                 peft_config(variant.settings.peft)
             if variant.replay != REPLAYS[0]:

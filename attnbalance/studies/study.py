@@ -114,7 +114,7 @@ def _check_world(plan: Study, name: str) -> None:
     chosen = [variant for method in plan.methods.values() for variant in variants(method)]
     for template in {"qa"} | {variant.settings.template for variant in chosen}:
         make_prompts(prepared.facts, template)
-    for parts in {variant.settings.parts for variant in chosen}:
+    for parts in {variant.settings.train for variant in chosen}:
         check_layers(parse_parts(parts), layers, parts)
 
 
