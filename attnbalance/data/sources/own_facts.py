@@ -82,8 +82,13 @@ def _answers(value: object) -> tuple[str, ...]:
 
 
 def _start(value: object) -> Any:
-    """A cell of subject_start: the number in a text; other values, which `Fact` checks, as they are."""
-    return int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value, re.ASCII) else value
+    """A cell of subject_start: the number in a text; other values, which `Fact` checks, as they are.
+
+    Tables write 4 as 4.0 in a column with empty cells.
+    """
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(float(value)) if isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.0)?", value, re.ASCII) else value
 
 
 def popularity_of(value: object) -> Any:

@@ -31,6 +31,12 @@ def test_all_columns_come_through_and_the_optional_ones_may_be_absent(tmp_path: 
     assert facts.dropped == {}
 
 
+@pytest.mark.parametrize("start", [7, 7.0, "7", "7.0"])
+def test_a_whole_subject_start_may_be_written_with_a_point(tmp_path: Path, start: object) -> None:
+    facts = load_own(written(tmp_path, GOOD | {"question": "Is the Peru of today Peru?", "subject_start": start}))
+    assert facts[0].subject_start == 7
+
+
 def test_cells_of_a_csv_hold_one_answer_or_a_json_list(tmp_path: Path) -> None:
     path = tmp_path / "facts.csv"
     path.write_text(
