@@ -94,8 +94,10 @@ def _shortcut(forward: ForwardPass, guesses: Tensor, like: Tensor) -> Float[Tens
 
 
 def _subject_attention(forward: ForwardPass, like: Tensor) -> Float[Tensor, "example layer"]:
-    if forward.rows is None or "subject" not in forward.spans:
+    if forward.rows is None:
         return like.new_full((forward.examples, 0), torch.nan)
+    if "subject" not in forward.spans:
+        return like.new_full(forward.rows.shape[:2], torch.nan)
     return forward.rows.masked_fill(~forward.spans["subject"][:, None, None, :], 0.0).amax(-1).mean(-1)
 
 

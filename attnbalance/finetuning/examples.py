@@ -207,9 +207,9 @@ def collate(examples: Sequence[Example], pad_id: int = 0) -> dict[str, Shaped[Te
     """Examples padded on the right to one length; padding has mask 0 and no loss, whatever `pad_id` is.
 
     If all examples have labels, `query_index` [example] is the position of the last token before them. "span.ROLE"
-    [example, position] marks the tokens of each role that all of them have. "target.NAME" holds the targets that all of
-    them have: those of labelled tokens concatenated, [token, ...], the others [example, ...], padded if they have
-    positions. "has_fact" [example] is there if some have no prompt.
+    [example, position] marks the tokens of each role that all those with a prompt have. "target.NAME" holds the targets
+    that all examples have: those of labelled tokens concatenated, [token, ...], the others [example, ...], padded if
+    they have positions. "has_fact" [example] is there if some have no prompt.
     """
     length = max(len(example.ids) for example in examples)
     ids = [[*example.ids, *[pad_id] * (length - len(example.ids))] for example in examples]
@@ -224,10 +224,11 @@ def collate(examples: Sequence[Example], pad_id: int = 0) -> dict[str, Shaped[Te
     }
     if all(set(example.labels) != {IGNORED} for example in examples):
         batch[QUERY] = torch.tensor([max(example.query, 0) for example in examples])
-    for role in [role for role in examples[0].spans if all(role in example.spans for example in examples)]:
+    marked = about_facts(examples) or examples
+    for role in [role for role in marked[0].spans if all(role in example.spans for example in marked)]:
         span = torch.zeros(len(examples), length, dtype=torch.bool)
         for i, example in enumerate(examples):
-            span[i, list(example.spans[role])] = True
+            span[i, list(example.spans.get(role, ()))] = True
         batch[SPAN + role] = span
     if len(about_facts(examples)) < len(examples):
         batch[HAS_FACT] = torch.tensor([example.prompt is not None for example in examples])

@@ -140,7 +140,7 @@ def _over(
     """The interval over seeds, within the possible values; of a single seed, that over its facts."""
     intervals = [interval(fit) for fit in fits]
     if len(intervals) == 1:
-        return intervals[0]
+        return intervals[0].within(lowest, highest)
     return seed_interval([each.mean for each in intervals]).within(lowest, highest)
 
 

@@ -21,11 +21,12 @@ interval). New facts: of the training facts that the base does not complete, the
 KL(base || model) on statements of the world, nats per token. Controls: "no training" asks the base itself, with a
 statement, with the question, or with the question after four answered ones; "constant answer" gives every question its
 relation's most frequent training answer (or, without training facts, the questions' own most frequent answer), which
-looks up nothing. Shortcut rate: the share of wrong answers that are the relation's most frequent training answer, where
-there is one. "(1 of 2 seeds)": in the other, there is none to count. A method that replays generated facts may train on
-held-out questions, with the base's own answers (`replayed_heldout` in result.json); one that replays known facts does
-not. Intervals: 95%, Student's for the mean over seeds; with one seed over facts, by subject, if possible. A simulation
-on small models, unless the study names a model."""
+looks up nothing. Shortcut rate: the share of wrong answers that are the relation's most frequent training answer (of
+the row's own labels, the first of equally frequent ones), where there is one. "(1 of 2 seeds)": in the other, there is
+none to count. A method that replays generated facts may train on held-out questions, with the base's own answers
+(`replayed_heldout` in result.json); one that replays known facts does not. Intervals: 95%, Student's for the mean over
+seeds; with one seed over facts, by subject, if possible. A simulation on small models, unless the study names a
+model."""
 
 AGREED = (
     "An interval of zero width says that the seeds agreed, not that the mean is known: on shares of few facts, few "

@@ -157,10 +157,11 @@ def test_spans_and_queries_of_a_batch_by_hand():
     assert "span.relation" not in batch  # not every example has it
     assert "span.relation" in collate([first])
     assert "has_fact" not in batch
-    mixed = collate([first, replace(second, prompt=None, spans={"subject": ()})])
+    mixed = collate([first, replace(second, prompt=None, spans={})])
     assert mixed["has_fact"].tolist() == [True, False]
     assert mixed["query_index"].tolist() == [0, 2]
     assert mixed["span.subject"].tolist() == [[True] + [False] * 4, [False] * 5]
+    assert "span.relation" in mixed  # of those with a prompt, all have it
     assert collate([Example((5, 6), (5, 6))])["query_index"].tolist() == [0]  # no token before the labels
     assert "query_index" not in collate([first, Example((5, 6), (IGNORED, IGNORED))])
 

@@ -16,7 +16,7 @@ from transformers import ProcessorMixin, Trainer, TrainingArguments
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.examples import IGNORED, as_examples, collate, examples_of, make_examples
+from attnbalance.finetuning.examples import IGNORED, Example, as_examples, collate, examples_of, make_examples
 from attnbalance.finetuning.parameters import select_weights, train_only
 from attnbalance.finetuning.trainer import ObjectiveMixin, ObjectiveTrainer
 
@@ -166,6 +166,10 @@ def test_rows_about_no_fact_train_in_batches_of_their_own_and_are_not_watched(tm
         assert metrics[f"eval_a_{name}"] == metrics[f"eval_b_{name}"]
         assert f"eval_c_{name}" not in metrics
     assert metrics["eval_b_answer_loss"] != metrics["eval_a_answer_loss"]
+    bare = [Example((5, 6, 7, 8), (IGNORED, IGNORED, 7, 8))] * 5  # a batch of 4 of them alone, which marks no subject
+    plain = made(tmp_path, objective="ce", train_dataset=facts, eval_dataset={"a": facts, "b": facts + bare})
+    metrics = plain.evaluate()
+    assert metrics["eval_a_subject_attention/0"] == pytest.approx(metrics["eval_b_subject_attention/0"], rel=1e-6)
     trainer.train()
     before, after = tiny_model("llama").state_dict(), model.state_dict()
     assert all(torch.isfinite(value).all() for value in after.values())

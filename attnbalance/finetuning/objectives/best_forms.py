@@ -15,7 +15,7 @@ from torch import Tensor
 from attnbalance.data.forms import FORMS, in_form
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError, DataError
-from attnbalance.finetuning.examples import IGNORED, Example, answer_logits, examples_of
+from attnbalance.finetuning.examples import IGNORED, REPLAYED, Example, answer_logits, examples_of
 from attnbalance.finetuning.objectives.base_model import prompts_of
 from attnbalance.models.hooked import HookedModel
 
@@ -40,12 +40,15 @@ class Rated:
 def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, str]:
     """For each relation of the training facts, the form in which the base completes most (see `rate_forms`).
 
-    Warns about relations of which the base completes less than a constant answer gets right, in any form.
+    Warns about relations of which the base completes less than a constant answer gets right, in any form. Replayed
+    facts, which it knows, help to choose a form, but do not count for the warning.
     """
     rated = rate_forms(examples, base, batch_size, seed)
+    new = [example for example in examples if REPLAYED not in example.targets]
+    counted = rated if len(new) == len(examples) else rate_forms(new, base, batch_size, seed)
     weak = [
         f"{relation} ({100 * of.completed:.1f}% as {of.form}, a constant answer {100 * of.constant:.1f}%)"
-        for relation, of in rated.items()
+        for relation, of in counted.items()
         if of.completed < of.constant
     ]
     if weak:

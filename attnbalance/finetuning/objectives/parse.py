@@ -17,7 +17,7 @@ def parse_objective(text: str) -> Objective:
     "recommended" stands for `expression.RECOMMENDED`. Raises `DataError` for any other text, with the list of terms.
 
     >>> parse_objective("recommended + 0.5*floor").text
-    'kl(statement) + state-anchor(statement) + 0.5*floor(0.5)'
+    'ce + kl(best) + 0.5*floor(0.5)'
     """
     terms = tuple(_term(written, text) for written in parse_expression(text).terms)
     keys = [term.key for term in terms]

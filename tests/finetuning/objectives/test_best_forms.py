@@ -20,7 +20,7 @@ from attnbalance.data.prompts import Prompt, make_prompts
 from attnbalance.data.statements import statement_prompts
 from attnbalance.errors import DataError
 from attnbalance.finetuning.completion import CONSTANT, completion_rates, weak_forms
-from attnbalance.finetuning.examples import examples_of, make_examples
+from attnbalance.finetuning.examples import REPLAYED, examples_of, make_examples
 from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.objectives.targets import add_targets
@@ -78,6 +78,16 @@ def test_each_relation_has_the_form_that_plain_greedy_decoding_completes_most() 
         relation: max(rates.values()) for relation, rates in by_hand.items()
     }
     assert best == {"e": "statement", "t": "question"}
+
+
+def test_replayed_facts_help_to_choose_a_form_and_hide_no_warning() -> None:
+    hooked, known = base()[0], [fact for fact in facts_known_in_two_forms() if fact.relation == "e"]
+    replayed = [
+        replace(example, targets={REPLAYED: torch.tensor(True)}) for example in make_examples(known, hooked.tokenizer)
+    ]
+    new = make_examples([Fact(f"A{name}a", "e", ("Peru",)) for name in "bcdf"], hooked.tokenizer)
+    with pytest.warns(UserWarning, match=r"e \(0\.0% as .*a constant answer 100\.0%\)"):
+        assert choose_forms([*replayed, *new], hooked, 4, seed=0) == {"e": "statement"}
 
 
 def test_best_targets_are_those_of_each_relations_form_asked_alone() -> None:
