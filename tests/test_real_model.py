@@ -226,6 +226,7 @@ def test_several_seeds_give_the_mean_over_seeds(benchmark: ModuleType) -> None:
     rows = {"plain": scores.over_seeds(saved)}
     assert rows["plain"]["kept"].mean == pytest.approx(0.3)
     assert rows["plain"]["kept"].n == 2
+    assert (rows["plain"]["kept"].low, rows["plain"]["kept"].high) == (0.0, 1.0)  # Student's goes beyond the shares
     assert rows["plain"]["learned"] is None
     assert scores.table(rows).splitlines()[0] == "| row | kept | learned |"
 
