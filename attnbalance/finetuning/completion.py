@@ -87,7 +87,7 @@ def warn_of_weak_forms(rates: Mapping[str, float], objective: Objective) -> None
     if weak:
         best = max(rates[form] for form in weak)
         others = [form for form in FORMS if form not in weak and rates.get(form, 1.0) > best]
-        advice = f"try another form ({', '.join(others)}), or ce alone" if others else "use ce alone"
+        advice = f"try another form ({', '.join(others)}), or recommended" if others else "use recommended, or ce alone"
         warnings.warn(
             f"{describe(rates, objective)} Teaching from {' and '.join(weak)} would lose what it knows; {advice}",
             stacklevel=4,

@@ -65,11 +65,9 @@ def watch(forward: ForwardPass, objective: Objective) -> Watched:
     hits = (guesses == forward.labels).float()
     tokens = summed(torch.ones_like(hits))
     right = (summed(hits) == tokens).float()
-    zeros, known = (
-        torch.zeros_like(right),
-        torch.ones_like(right).bool() if forward.has_fact is None else forward.has_fact,
-    )
-    right = right.masked_fill(~known, torch.nan)
+    zeros = torch.zeros_like(right)
+    general = zeros.bool() if forward.has_fact is None else ~forward.has_fact
+    right = right.masked_fill(general, torch.nan)
     by_token = [summed(term.losses(forward).float()) for term in objective.terms if term.kind.by_token]
     by_example = [term.losses(forward).float() for term in objective.terms if not term.kind.by_token]
     return Watched(
@@ -79,7 +77,7 @@ def watch(forward: ForwardPass, objective: Objective) -> Watched:
         shortcut=_shortcut(forward, guesses, right),
         token_terms=sum(by_token, zeros),
         example_terms=sum(by_example, zeros),
-        subject_attention=_subject_attention(forward, right).masked_fill(~known[:, None], torch.nan),
+        subject_attention=_subject_attention(forward, right).masked_fill(general[:, None], torch.nan),
     )
 
 

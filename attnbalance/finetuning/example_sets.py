@@ -34,7 +34,7 @@ def data_sets(data: Any) -> list[Any]:
 def check_examples(sets: Sequence[Any], objective: Objective) -> list[Example]:
     """All examples of some data sets.
 
-    Raises `DataError` for other items, for roles that no token is marked for, and for rows about no fact if the
+    Raises `DataError` for other items, for roles that a prompt does not mark, and for rows about no fact if the
     objective learns no answers.
     """
     examples = [item for data in sets if are_examples(data) for item in as_list(data)]
@@ -45,14 +45,20 @@ def check_examples(sets: Sequence[Any], objective: Objective) -> list[Example]:
             f"training and evaluation data hold examples and {other[0]}; make examples of all of them, with "
             "make_examples or as_examples"
         )
-    general = len(examples) - len(about_facts(examples))
+    asked = about_facts(examples)
+    general = len(examples) - len(asked)
     if general and not objective.learns_answers:
         raise DataError(
             f"objective {objective.text!r} learns no answers, so {general} of {len(examples)} examples, which have no "
             "prompt, would not be trained on; add ce to it, or leave them out"
         )
+    if examples and not asked and objective.needs.spans:
+        raise DataError(
+            f"objective {objective.text!r} looks at subjects, but none of {len(examples)} examples has a prompt; make "
+            "them with make_examples or as_examples"
+        )
     for role in sorted(objective.needs.spans):
-        lacking = sum(role not in example.spans for example in examples)
+        lacking = sum(role not in example.spans for example in asked)
         if lacking:
             raise DataError(
                 f"objective {objective.text!r} needs the tokens of the {role} in every prompt, but {lacking} "

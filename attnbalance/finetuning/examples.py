@@ -175,12 +175,10 @@ def as_examples(
         if unpadded[i][0][: len(encoding.ids)] != encoding.ids
     ]
     if bad:
-        raise BadRowsError("rows cannot be read as questions about their fact", bad, len(rows), "fix these rows")
+        raise BadRowsError("rows cannot be read as examples", bad, len(rows), "fix these rows")
     read = dict(zip(asked, encodings, strict=True))
     return [
-        Example(ids, labels, read[i].prompt, read[i].spans)
-        if i in read
-        else Example(ids, labels, spans={"subject": ()})
+        Example(ids, labels, read[i].prompt, read[i].spans) if i in read else Example(ids, labels)
         for i, (ids, labels) in enumerate(unpadded)
     ]
 

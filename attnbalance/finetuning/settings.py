@@ -131,7 +131,8 @@ class FinetuneSettings:
     def record(self) -> dict[str, object]:
         """The settings as a run's attnbalance.json holds them: by name, with defaults that depend on others filled in.
 
-        "peft" is there only if it was given.
+        "peft" is there only if it was given. `recommended` is written out, so that a run is never taken for one of
+        another version, in which the name stood for other terms.
 
         >>> FinetuneSettings(template="{subject} is", steps=5).record()["template"]
         '{subject} is'
@@ -139,6 +140,7 @@ class FinetuneSettings:
         filled: dict[str, object] = {
             "template": as_template(self.template).text,
             "lora_alpha": self.alpha if self.lora_rank else None,
+            "objective": parse_expression(self.objective).written_out,
         }
         record = {field.name: filled.get(field.name, getattr(self, field.name)) for field in fields(self)}
         del record["peft"]

@@ -201,7 +201,8 @@ def _checked(bridged: BridgedModel) -> BridgedModel:
     scaled = (
         replace(weights, W_U=scale * weights.W_U, b_U=scale * weights.b_U) if abs(scale - 1) > TOLERANCE else weights
     )
-    _same(bridged.name, "logits", kept["unembed.hook_in"][:, -1] @ scaled.W_U + scaled.b_U, final)
+    from_weights = kept["unembed.hook_in"][:, -1] @ scaled.W_U + scaled.b_U
+    _same(bridged.name, "logits", from_weights, final, why="it does more than scale what W_U gives")
     return replace(bridged, weights=scaled)
 
 
@@ -217,10 +218,17 @@ def _check_layer(bridged: BridgedModel, layer: int, kept: Mapping[str, Tensor]) 
     _same(bridged.name, f"head outputs of layer {layer}", output, own)
 
 
-def _same(name: str, what: str, made: Tensor, own: Tensor, coarse: float = 1.0) -> None:
+def _same(
+    name: str,
+    what: str,
+    made: Tensor,
+    own: Tensor,
+    coarse: float = 1.0,
+    why: str = "its attention does something that cannot be taken apart into W_V and W_O",
+) -> None:
     off = float((made - own).abs().max()) / max(float(own.abs().max()), 1e-6)
     if not off <= TOLERANCE * coarse:
         raise ModelError(
             f"{name}: {what} made from its weights differ from its own by {off:.1e} of the largest (allowed "
-            f"{TOLERANCE * coarse:.0e}): its attention does something that cannot be taken apart into W_V and W_O"
+            f"{TOLERANCE * coarse:.0e}): {why}"
         )

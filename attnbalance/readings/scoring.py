@@ -24,11 +24,14 @@ PLAIN = str.maketrans(
 )
 """Typographic quotes, apostrophes, hyphens and minus signs, and the plain characters that they are compared as."""
 
-NO_END = re.compile(r"[+#]|'\w")
-"""Signs that belong to the letter before them, as in "C++", "F#" and "I'm"."""
+NO_END = re.compile(r"\+\+|#|'(?:m|s|t|d|re|ve|ll)\b")
+"""What belongs to the letter before it, as in "C++", "F#" and "I'm", but not in "K+"."""
 
 FLAGS = "".join(map(chr, range(0x1F1E6, 0x1F200)))
 """The letters of which pairs are flags."""
+
+TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
+"""Invisible characters that say which flag a black flag is (England, Scotland)."""
 
 APPENDED = re.compile("[™℠®©¹²³⁰-⁹]+")
 """Signs and raised digits that follow a word without belonging to it."""
@@ -98,7 +101,7 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     if scoring == CONTAINMENT:
         given = output.lower().strip()
         return any(wanted in given for wanted in (answer.lower().strip() for answer in answers) if wanted)
-    line = next((line for line in output.splitlines() if _visible(line).strip()), "")
+    line = next((line for line in output.splitlines() if any(map(_has_shape, _visible(line)))), "")
     wanted = [answer.strip() for answer in answers if answer.strip()]
     return any(_holds(line, answer, wanted) for answer in wanted)
 
@@ -202,4 +205,9 @@ def _without_marks(text: str) -> str:
 
 def _visible(text: str) -> str:
     """The text without characters that only format it."""
-    return "".join(character for character in text if unicodedata.category(character) != "Cf")
+    return "".join(character for character in text if unicodedata.category(character) != "Cf" or character in TAGS)
+
+
+def _has_shape(character: str) -> bool:
+    """Whether a character can be seen by itself: spaces cannot, nor marks without a letter."""
+    return not character.isspace() and unicodedata.category(character)[0] != "M" and character not in TAGS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from datasets import Dataset
@@ -21,9 +22,9 @@ from attnbalance.finetuning.example_sets import (
     rows_collator,
     tokenizer_of,
 )
-from attnbalance.finetuning.examples import IGNORED, Example
+from attnbalance.finetuning.examples import IGNORED, Example, make_examples
 from attnbalance.finetuning.objectives.parse import parse_objective
-from tests.tiny import tiny_tokenizer
+from tests.tiny import FACTS, tiny_tokenizer
 
 BARE = Example((1, 2), (IGNORED, 2))
 MARKED = Example((1, 2, 3), (IGNORED, IGNORED, 3), spans={"subject": (0,)})
@@ -62,8 +63,11 @@ def test_a_table_holds_the_first_example_of_each_set() -> None:
 
 def test_all_sets_hold_examples_with_the_roles_that_the_objective_needs() -> None:
     assert check_examples([[BARE], [MARKED]], parse_objective("ce")) == [BARE, MARKED]
-    assert check_examples([[MARKED]], parse_objective("ce + barrier")) == [MARKED]
+    [asked] = make_examples(FACTS[:1], tiny_tokenizer())
+    assert check_examples([[BARE, asked]], parse_objective("ce + barrier")) == [BARE, asked]
     with pytest.raises(DataError, match="needs the tokens of the subject in every prompt, but 1 examples do not mark"):
+        check_examples([[BARE, asked], [replace(asked, spans={})]], parse_objective("ce + barrier"))
+    with pytest.raises(DataError, match="barrier' looks at subjects, but none of 2 examples has a prompt"):
         check_examples([[BARE], [MARKED]], parse_objective("ce + barrier"))
     with pytest.raises(DataError, match="barrier' learns no answers, so 2 of 2 examples, which have no prompt, would"):
         check_examples([[BARE], [MARKED]], parse_objective("barrier"))

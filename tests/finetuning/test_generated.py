@@ -67,7 +67,7 @@ class Speaker:
 def speaking(monkeypatch: pytest.MonkeyPatch, form: str, names: Sequence[str], **answers: Sequence[str]) -> Speaker:
     speaker = Speaker(names, answers)
     monkeypatch.setattr(f"{MODULE}.generate", speaker)
-    monkeypatch.setattr(f"{MODULE}.rate_forms", lambda *_: {"capital": Rated(form, 0.5, 0.1)})
+    monkeypatch.setattr(f"{MODULE}.rate_forms", lambda *_: {"capital": Rated(form, (), ())})
     return speaker
 
 
@@ -92,7 +92,7 @@ def test_the_text_behind_the_subject_is_found_as_words(model: HookedModel, monke
     names = [" A isb is it", " Sisis isb"]
     speaker = Speaker(names, {"A isb": ["Given"]})
     monkeypatch.setattr(f"{MODULE}.generate", speaker)
-    monkeypatch.setattr(f"{MODULE}.rate_forms", lambda *_: {"capital": Rated("statement", 0.5, 0.1)})
+    monkeypatch.setattr(f"{MODULE}.rate_forms", lambda *_: {"capital": Rated("statement", (), ())})
     monkeypatch.setattr(speaker, "subject_of", lambda text: text.partition(" of ")[2].removesuffix(" is"))
     assert [fact.subject for fact in generated_facts(model, GIVEN, 2, batch_size=2)] == ["A isb"]
 
@@ -101,7 +101,7 @@ def test_a_name_that_the_budget_may_have_cut_is_left_out(model: HookedModel, mon
     """Where the subject ends its line, nothing else says that it has ended."""
     speaker = Speaker([" Xo", " Xo" * 30], {"Xo": [" Given"]})
     monkeypatch.setattr(f"{MODULE}.generate", speaker)
-    monkeypatch.setattr(f"{MODULE}.rate_forms", lambda *_: {"capital": Rated("question", 0.5, 0.1)})
+    monkeypatch.setattr(f"{MODULE}.rate_forms", lambda *_: {"capital": Rated("question", (), ())})
     monkeypatch.setattr(speaker, "subject_of", lambda text: text.split(" of ")[1].partition("\n")[0])
     made = generated_facts(model, GIVEN, 2, template="The {relation} of {subject}\nIs", batch_size=2)
     assert [fact.subject for fact in made] == ["Xo"]
@@ -114,7 +114,7 @@ def test_the_count_is_divided_among_relations(model: HookedModel, monkeypatch: p
     for count, parts in ((1, [0, 1, 0]), (5, [2, 2, 1]), (8, [3, 3, 2])):
         speaking(monkeypatch, "question", names, **answers)
         monkeypatch.setattr(
-            f"{MODULE}.rate_forms", lambda *_: dict.fromkeys(("r0", "r1", "r2"), Rated("question", 1.0, 0.0))
+            f"{MODULE}.rate_forms", lambda *_: dict.fromkeys(("r0", "r1", "r2"), Rated("question", (), ()))
         )
         made = generated_facts(model, given, count, batch_size=4)
         assert [sum(fact.relation == f"r{i}" for fact in made) for i in range(3)] == parts

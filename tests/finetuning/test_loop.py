@@ -17,7 +17,7 @@ from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.objectives import expression
 from attnbalance.finetuning.settings import FinetuneSettings
 
-ANCHORED = {"objective": "recommended", "weight_decay": 0.1, "curriculum": "popular-first"}
+KEEPING = {"objective": "recommended", "weight_decay": 0.1, "curriculum": "popular-first"}
 """Settings that need the base model and its numbers again when a run goes on."""
 
 
@@ -27,8 +27,8 @@ ANCHORED = {"objective": "recommended", "weight_decay": 0.1, "curriculum": "popu
         ({}, "on_step_end", (3, 6)),
         ({}, "on_save", (4,)),
         ({"lora_rank": 2}, "on_save", (2, 6)),
-        (ANCHORED, "on_step_end", (3, 6)),
-        (ANCHORED | {"lora_rank": 2, "train": "qk@0.1"}, "on_step_end", (5,)),
+        (KEEPING, "on_step_end", (3, 6)),
+        (KEEPING | {"lora_rank": 2, "train": "qk@0.1"}, "on_step_end", (5,)),
         ({"objective": "ce + project + 0.1*weight-anchor + row-anchor(statement)"}, "on_step_end", (5,)),
         ({"gradient_rank": 1, "train": "qk"}, "on_step_end", (3,)),
     ],

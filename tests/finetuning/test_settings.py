@@ -14,6 +14,7 @@ import pytest
 
 from attnbalance.data.prompts import Template
 from attnbalance.errors import ArgumentError, DataError
+from attnbalance.finetuning.objectives.expression import RECOMMENDED
 from attnbalance.finetuning.settings import HIGHEST_RANK, FinetuneSettings
 
 RECORDED = {
@@ -104,6 +105,12 @@ def test_settings_that_no_training_could_use_are_refused(changes: dict[str, Any]
 def test_an_objective_is_text() -> None:
     with pytest.raises(ArgumentError, match="text must be str, got 3"):
         FinetuneSettings(objective=3)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_record_names_what_recommended_stands_for() -> None:
+    """A run of a version in which the name stood for other terms must not be taken for this one's."""
+    assert FinetuneSettings(objective="recommended").record()["objective"] == RECOMMENDED
+    assert FinetuneSettings(objective="floor+ 2*kl").record()["objective"] == "floor + 2*kl"
 
 
 def test_settings_are_frozen_and_have_defaults_throughout() -> None:

@@ -57,6 +57,12 @@ def test_logits_that_are_not_the_users_models_are_refused(monkeypatch: pytest.Mo
         bridge_of(user)
 
 
+def test_logits_that_are_no_multiple_of_what_W_U_gives_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridges, "uncapped", lambda base, logits, before: logits.abs())
+    with pytest.raises(ModelError, match=r"logits made from its weights .*: it does more than scale what W_U gives"):
+        bridge_of(hooked("llama"))
+
+
 def test_dropout_of_a_model_in_training_does_not_reach_the_proof() -> None:
     user = load_model(uneven("gpt2").train(), tokenizer=tiny_tokenizer())
     found, _ = bridge_of(user).run(IDS, torch.ones_like(IDS), {})

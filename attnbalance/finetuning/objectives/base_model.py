@@ -10,7 +10,7 @@ from torch import nn
 
 from attnbalance.data.forms import BEST, FORMS, in_form
 from attnbalance.data.prompts import Prompt
-from attnbalance.errors import DataError, ModelError
+from attnbalance.errors import ModelError
 from attnbalance.finetuning.examples import Example
 from attnbalance.models.fingerprint import adapter_parameters
 from attnbalance.models.hooked import HookedModel
@@ -63,14 +63,8 @@ def check_start(model: object, text: str) -> None:
 
 
 def prompts_of(examples: Sequence[Example]) -> list[Prompt]:
-    """The examples' prompts; raises `DataError` if an example has none."""
-    prompts = [example.prompt for example in examples if example.prompt is not None]
-    if len(prompts) != len(examples):
-        raise DataError(
-            f"the objective needs prompts, but {len(examples) - len(prompts)} of {len(examples)} examples have "
-            "none; make them with make_examples or as_examples"
-        )
-    return prompts
+    """The prompts of examples about facts."""
+    return [example.prompt for example in examples if example.prompt is not None]
 
 
 @contextmanager

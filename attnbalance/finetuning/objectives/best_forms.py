@@ -28,36 +28,41 @@ CHOSEN = "best form"
 
 @dataclass(frozen=True)
 class Rated:
-    """The best form of a relation, and the share of the relation's facts that are right."""
+    """The best form of a relation, and which of its facts the base completes in it."""
 
     form: str
-    completed: float
-    """As the base completes them in this form."""
-    constant: float
-    """With the most frequent answer to all."""
+    """One of `FORMS`."""
+    asked: tuple[Prompt, ...]
+    """The facts' own prompts: those of the facts that were drawn."""
+    hits: tuple[bool, ...]
+    """Whether the base completes each of them, asked in the form."""
 
 
 def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, str]:
     """For each relation of the training facts, the form in which the base completes most (see `rate_forms`).
 
-    Warns about relations of which the base completes less than a constant answer gets right, in any form. Replayed
-    facts, which it knows, help to choose a form, but do not count for the warning.
+    Warns about relations of which the base completes less in that form than a constant answer gets right. Replayed
+    facts, which it knows, help to choose the form, but do not count for the warning.
     """
-    rated = rate_forms(examples, base, batch_size, seed)
-    new = [example for example in examples if REPLAYED not in example.targets]
-    counted = rated if len(new) == len(examples) else rate_forms(new, base, batch_size, seed)
-    weak = [
-        f"{relation} ({100 * of.completed:.1f}% as {of.form}, a constant answer {100 * of.constant:.1f}%)"
-        for relation, of in counted.items()
-        if of.completed < of.constant
-    ]
+    new = {prompt.prompt_id for prompt in prompts_of([each for each in examples if REPLAYED not in each.targets])}
+    best, weak = dict[str, str](), list[str]()
+    for relation, rated in rate_forms(examples, base, batch_size, seed).items():
+        best[relation] = rated.form
+        pairs = zip(rated.asked, rated.hits, strict=True)
+        hits = [(prompt.fact.answer, hit) for prompt, hit in pairs if prompt.prompt_id in new]
+        if hits:
+            completed = sum(hit for _, hit in hits) / len(hits)
+            constant = Counter(answer for answer, _ in hits).most_common(1)[0][1] / len(hits)
+            if completed < constant:
+                rates = f"{100 * completed:.1f}% as {rated.form}, a constant answer {100 * constant:.1f}%"
+                weak.append(f"{relation} ({rates})")
     if weak:
         warnings.warn(
             f"In no form does the base complete as many facts as a constant answer gets right: {', '.join(weak)}. "
-            "Its predictions for them are not worth keeping",
+            "What it says of them is not worth keeping; train on ce alone, or replay facts that it knows",
             stacklevel=2,
         )
-    return {relation: of.form for relation, of in rated.items()}
+    return best
 
 
 def rate_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, Rated]:
@@ -80,19 +85,20 @@ def rate_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, 
     rated = dict[str, Rated]()
     for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
         own = [prompt for prompt in prompts if prompt.fact.relation == relation]
-        rates = _rates(own, base, batch_size, seed)
-        if not rates:
+        drawn = random.Random(seed).sample(range(len(own)), min(TRIED, len(own)))  # noqa: S311
+        predicted = _by_form(own, drawn, base, batch_size, seed)
+        if not predicted:
             raise DataError(f"no form can ask about the facts of relation {relation!r}: {', '.join(FORMS)} were tried")
-        form = max(rates, key=lambda form: rates[form])
-        constant = Counter(prompt.fact.answer for prompt in own).most_common(1)[0][1] / len(own)
-        rated[relation] = Rated(form, rates[form][0], constant)
+        form = max(predicted, key=lambda form: [sum(column) for column in zip(*predicted[form], strict=True)])
+        rated[relation] = Rated(form, tuple(own[i] for i in drawn), tuple(hit for hit, _ in predicted[form]))
     return rated
 
 
-def _rates(prompts: Sequence[Prompt], base: HookedModel, batch_size: int, seed: int) -> dict[str, tuple[float, float]]:
-    """By form, the share of facts of one relation that the base completes, and the mean log-probability of answers."""
-    drawn = random.Random(seed).sample(range(len(prompts)), min(TRIED, len(prompts)))  # noqa: S311
-    rates = dict[str, tuple[float, float]]()
+def _by_form(
+    prompts: Sequence[Prompt], drawn: Sequence[int], base: HookedModel, batch_size: int, seed: int
+) -> dict[str, list[tuple[bool, float]]]:
+    """By form, whether the base completes each drawn fact of one relation, and the answer's log-probability."""
+    predicted = dict[str, list[tuple[bool, float]]]()
     for form in FORMS:
         try:
             asked = examples_of(
@@ -103,9 +109,8 @@ def _rates(prompts: Sequence[Prompt], base: HookedModel, batch_size: int, seed: 
             continue
         except DataError:  # too few subjects, or a chat after which no question can follow
             continue
-        hits, chances = zip(*_predicted([asked[i] for i in drawn], base, batch_size), strict=True)
-        rates[form] = sum(hits) / len(hits), sum(chances) / len(chances)
-    return rates
+        predicted[form] = _predicted([asked[i] for i in drawn], base, batch_size)
+    return predicted
 
 
 def completions(asked: Sequence[Example], base: HookedModel, batch_size: int) -> list[bool]:

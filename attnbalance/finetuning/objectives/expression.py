@@ -48,6 +48,15 @@ class Expression:
     terms: tuple[WrittenTerm, ...]
     """The terms, in order."""
 
+    @property
+    def written_out(self) -> str:
+        """The terms as one text, in which `recommended` is replaced by what it stands for.
+
+        >>> parse_expression("recommended + floor").written_out
+        'ce + kl(best) + floor'
+        """
+        return " + ".join(term.text for term in self.terms)
+
 
 @expects(text=str)
 def parse_expression(text: str) -> Expression:

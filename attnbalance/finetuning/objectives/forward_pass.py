@@ -63,8 +63,11 @@ class ForwardPass:
         return self.targets[name]
 
     def share(self, role: str) -> Float[Tensor, "example layer head"]:
-        """The share of each row on the tokens of a role, 0..1."""
-        return self.needed_rows.masked_fill(~self.spans[role][:, None, None, :], 0.0).sum(-1)
+        """The share of each row on the tokens of a role, 0..1; 0 in a batch about no fact, where no role is marked."""
+        rows = self.needed_rows
+        if role not in self.spans and self.has_fact is not None and not self.has_fact.any():
+            return 0.0 * rows.sum(-1)
+        return rows.masked_fill(~self.spans[role][:, None, None, :], 0.0).sum(-1)
 
     def losses(self) -> Float[Tensor, " token"]:
         """Negative log-likelihood of each labelled token, in nats."""

@@ -30,7 +30,7 @@ def add_targets(
 ) -> list[Example]:
     """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
 
-    Examples about no fact get ones: they have no loss that compares, and a weight of 1.
+    Examples about no fact get ones as the terms' numbers: they have no loss that compares, and a weight of 1.
 
     Raises `DataError` if no example has a prompt and for relations with too few subjects for few shots,
     `BadRowsError` for labels that cannot follow another form, as they do not begin with an accepted answer,
@@ -67,7 +67,9 @@ def add_targets(
         for term, make in makers if asked else ():
             numbers = collected(make(term, asked, model), folder)
             result = _with(result, [numbers[i] for i in range(len(asked))])
-    like, with_numbers = (result or among)[0].targets, iter(result)
+    keys = tuple(term.key for term, _ in makers)
+    like = {name: target for name, target in (result or among)[0].targets.items() if name.startswith(keys)}
+    with_numbers = iter(result)
     return [
         replace(example, targets=_blank(example, like)) if example.prompt is None else next(with_numbers)
         for example in examples

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from base_oracle import (
@@ -16,7 +18,7 @@ from attnbalance import load_model
 from attnbalance.data.forms import SHOTS, in_form
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.examples import IGNORED, Example, as_examples, collate, make_examples
+from attnbalance.finetuning.examples import IGNORED, REPLAYED, Example, as_examples, collate, make_examples
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.objectives.targets import add_targets
 
@@ -28,7 +30,7 @@ def test_an_objective_without_a_base_leaves_examples_as_they_are() -> None:
 
 
 def test_rows_about_no_fact_change_no_target_of_the_others() -> None:
-    general = Example((5, 6, 7, 8), (IGNORED, IGNORED, 7, 8), spans={"subject": ()})
+    general = Example((5, 6, 7, 8), (IGNORED, IGNORED, 7, 8))
     for text in ("kl", "row-anchor", "row-anchor(statement)", "state-anchor", "weighted-ce"):
         first, *rest = alone = added(text, FACTS[:3])
         examples = make_examples(FACTS[:3], base()[0].tokenizer)
@@ -40,6 +42,8 @@ def test_rows_about_no_fact_change_no_target_of_the_others() -> None:
         assert all(bool((target == 1).all()) for target in mixed[1].targets.values())
         with pytest.raises(DataError, match="needs examples about facts, but none of 2 has a prompt"):
             add_targets([general] * 2, parse_objective(text), base()[0])
+        marked = [replace(example, targets={REPLAYED: torch.tensor(True)}) for example in examples]
+        assert REPLAYED not in add_targets([*marked, general], parse_objective(text), base()[0])[-1].targets
         later = add_targets([general], parse_objective(text), base()[0], among=alone)
         assert later[0].targets.keys() >= set(alone[0].targets) - {f"{text} score"}
 
