@@ -263,7 +263,7 @@ def test_rows_and_facts_are_counted():
 def test_rows_that_do_not_hold_their_subject_once_are_shown():
     facts = [FACTS[1], Fact("o", "place", ("x",)), Fact("Eve", "place", ("x",)), FACTS[0]]
     made = make_examples([FACTS[1], FACTS[1], FACTS[1], FACTS[0]], TOKENIZER)
-    with pytest.raises(BadRowsError, match="2 of 4 rows cannot be read as questions about their fact") as caught:
+    with pytest.raises(BadRowsError, match="2 of 4 rows cannot be read as examples") as caught:
         as_examples(as_rows(made), facts, TOKENIZER)
     assert caught.value.indices == (1, 2)
     text = "Question: What is the place of birth of Bob? Answer:"
