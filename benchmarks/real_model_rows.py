@@ -48,6 +48,7 @@ ROWS = {
     "replay-generated": Row(replay=SHARE, generated=True, times={"steps": 1 / (1 - SHARE)}),
     "replay-tenth": Row(replay=0.1, times={"steps": 1 / 0.9}),
     "plain-as-long": Row(times={"steps": 1 / (1 - SHARE)}),
+    "replay-kl": Row({"objective": f"ce + kl({BEST})"}, replay=SHARE, times={"steps": 1 / (1 - SHARE)}),
     "ce-kl": Row({"objective": f"ce + kl({BEST})"}),
     "kl": Row({"objective": f"kl({BEST})"}),
     "kl-few-shot": Row({"objective": f"kl({FEW_SHOT})"}),
