@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -13,7 +14,8 @@ TUTORIALS = Path(__file__).parents[1] / "tutorials"
 
 
 def main() -> None:
-    """Run each notebook in an empty folder, so that none leans on what another left."""
+    """Run each notebook in an empty folder, so that none leans on what another left; 08 on a small model."""
+    os.environ["TUTORIAL_SMALL"] = "1"
     for path in sorted(TUTORIALS.glob("*.ipynb")):
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
