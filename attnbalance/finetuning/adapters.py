@@ -66,7 +66,13 @@ def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | i
         if (mask := chosen.masks[f"{name}.weight"]) is not None
     }
     targets = _targets(chosen, linear)
-    settings = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=targets)  # pyright: ignore[reportArgumentType]
+    settings = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=rank,
+        lora_alpha=alpha,  # pyright: ignore[reportArgumentType]
+        target_modules=targets,
+        fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in linear.values()),
+    )
     adapted = get_peft_model(model, settings)
     masks = {}
     for name, (rows, columns) in factors.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -120,3 +121,13 @@ def test_lora_is_refused_where_it_cannot_do_what_is_asked() -> None:
     diagonal = Chosen("some", {name: torch.eye(32, dtype=torch.bool)}, 32, 1000)
     with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj: the chosen entries are not"):
         add_lora(model, diagonal, 2, 4)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_lora_takes_each_familys_orientation_of_weights_without_a_warning(family: str) -> None:
+    model = uneven(family)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapted, _ = add_lora(model, select_weights(model, "attention"), 2, 4)
+    config = adapted.peft_config["default"]
+    assert config.fan_in_fan_out == (family == "gpt2")  # pyright: ignore[reportAttributeAccessIssue]
