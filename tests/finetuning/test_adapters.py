@@ -127,7 +127,7 @@ def test_lora_is_refused_where_it_cannot_do_what_is_asked() -> None:
 def test_lora_takes_each_familys_orientation_of_weights_without_a_warning(family: str) -> None:
     model = uneven(family)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         adapted, _ = add_lora(model, select_weights(model, "attention"), 2, 4)
     config = adapted.peft_config["default"]
     assert config.fan_in_fan_out == (family == "gpt2")  # pyright: ignore[reportAttributeAccessIssue]
