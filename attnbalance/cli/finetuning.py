@@ -88,7 +88,11 @@ def finetune(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default what suits the method.")] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")] = 20,
     patience: Annotated[
-        int, typer.Option(min=0, help="Stop after this many validations without improvement; 0: never.")
+        int,
+        typer.Option(
+            min=0,
+            help="Stop after this many validations without improvement; 0: never. Curricula that change over time are not stopped.",
+        ),
     ] = 3,
     heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing; may be 0.")] = 0.5,
     validation: Annotated[
@@ -140,8 +144,6 @@ def finetune(
     from attnbalance.readings.answer_tokens import make_answer_tokens
     from attnbalance.readings.passes import check_passes
 
-    if lora_alpha is not None and not lora_rank:
-        raise DataError("--lora-alpha scales LoRA adapters; give --lora-rank as well")
     if replay is not None:
         check_replay(curriculum)
     elif replay_share is not None:

@@ -16,9 +16,16 @@ from attnbalance.models.hooked import HookedModel
 class BaseTargets:
     """Adds targets to examples and keeps them for each example object, so that evaluations reuse them."""
 
-    def __init__(self, objective: Objective, base: HookedModel, sums: Mapping[str, float], folder: str | None) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        base: HookedModel,
+        sums: Mapping[str, float],
+        folder: str | None,
+        progress: bool = False,
+    ) -> None:
         """`sums` are the `base_sums` of the base before training; `folder` holds what is too large for memory."""
-        self.objective, self.base, self.sums, self.folder = objective, base, sums, folder
+        self.objective, self.base, self.sums, self.folder, self.progress = objective, base, sums, folder, progress
         self.train_examples: tuple[Example, ...] = ()
         """The training examples with targets, that later examples are compared with."""
         self._by_id: dict[int, tuple[Example, Example]] = {}
@@ -37,6 +44,7 @@ class BaseTargets:
                 )
             among = self.train_examples
             how = {"batch_size": batch_size, "seed": seed, "among": among, "folder": self.folder}
+            how |= {"progress": self.progress}
             added = add_targets(different, self.objective, self.base, **how)
             for example, with_targets in zip(different, added, strict=True):
                 if id(example) not in self._by_id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -86,6 +87,7 @@ def finetune_model(
     validation = _with_shortcuts(validation, examples, split)
     examples += [replace(example, targets={REPLAYED: torch.tensor(True)}) for part in replayed for example in part]
     data = TrainingData(_in_order(examples, split, settings), validation)
+    _warn_of_unread(examples, data.train, settings)
     trainable = _trainable(base, settings, [*examples, *validation])
     about = {
         "config": config,
@@ -112,6 +114,17 @@ def finetune_model(
             )
         about |= {"base_completes": base_completes(log), "base_loss": base_objective(log)}
         on_main_process_first(lambda: _finish(work, out, split, about, trajectory(log)))
+
+
+def _warn_of_unread(examples: Sequence[Example], read: Sequence[Example], settings: FinetuneSettings) -> None:
+    """Warn if the steps end before all training facts were read: what is said of training facts is of those alone."""
+    count = len({id(example) for example in read})
+    if count < len(examples):
+        warnings.warn(
+            f"{settings.steps} steps of {settings.batch_size} facts read {count} of {len(examples)} training facts; "
+            "the others are neither learned nor asked before",
+            stacklevel=4,
+        )
 
 
 def _in_order(examples: Sequence[Example], split: Split, settings: FinetuneSettings) -> list[Example]:

@@ -83,7 +83,7 @@ def generated_facts(
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
     made, asked = list[Fact](), 0
     with tqdm(total=count, desc="what the model says", unit="fact", disable=not progress, leave=False) as bar:
-        for relation, rated in rate_forms(examples, model, batch_size, seed).items():
+        for relation, rated in rate_forms(examples, model, batch_size, seed, progress).items():
             like = make_prompts(facts.of_relations([relation]), template)
             before, asked = asked, asked + len(like)
             wanted = round(count * asked / len(facts)) - round(count * before / len(facts))

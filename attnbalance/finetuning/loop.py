@@ -15,7 +15,7 @@ from accelerate import PartialState
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
 from attnbalance.files.outputs import writing
@@ -79,7 +79,7 @@ def train(
             return state.log_history
     trainer = _Trainer(
         model=model,
-        args=_arguments(work, schedule, data.validation is not None),
+        args=_arguments(work, schedule, data.validation is not None, bars=bar is not None),
         train_dataset=data.train,
         eval_dataset=data.validation,
         data_collator=data.collate,
@@ -89,7 +89,8 @@ def train(
         frozen=frozen,
         gradient_rank=schedule.gradient_rank,
     )
-    trainer.remove_callback(PrinterCallback)
+    for callback in (PrinterCallback, ProgressCallback):  # the trainer's own
+        trainer.remove_callback(callback)
     if data.validation is not None:
         trainer.add_callback(LogBaseObjective(trainer.validation_objective))
     if bar is not None:
@@ -131,7 +132,7 @@ def _processes() -> PartialState:
     return PartialState(cpu=not torch.accelerator.is_available())
 
 
-def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArguments:
+def _arguments(work: Path, schedule: Schedule, validates: bool, bars: bool) -> TrainingArguments:
     """Trainer's arguments; each device takes its share of a batch."""
     use_cpu = not torch.accelerator.is_available()
     devices = max(1, TrainingArguments(output_dir=str(work), use_cpu=use_cpu, report_to="none").world_size)
@@ -160,7 +161,7 @@ def _arguments(work: Path, schedule: Schedule, validates: bool) -> TrainingArgum
         logging_steps=schedule.checkpoint_every,
         remove_unused_columns=False,
         label_names=["labels"],
-        disable_tqdm=True,  # Trainer's own bar
+        disable_tqdm=not bars,
         ddp_find_unused_parameters=False,
         dataloader_pin_memory=torch.cuda.is_available(),
         seed=schedule.seed,

@@ -98,9 +98,9 @@ def known_facts(
     Raises `BadRowsError` for facts that cannot be asked; `DataError` if none is known.
     """
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
-    known = set[int]()
+    forms, known = rate_forms(examples, model, batch_size, seed, progress), set[int]()
     with tqdm(total=len(facts), desc="what is known", unit="fact", disable=not progress, leave=False) as bar:
-        for relation, rated in rate_forms(examples, model, batch_size, seed).items():
+        for relation, rated in forms.items():
             own = facts.of_relations([relation])
             prompts = in_form(rated.form, make_prompts(own, template), seed)
             asked = examples_of(prompts, model.tokenizer, end=False, max_positions=model.max_positions)

@@ -80,6 +80,8 @@ class FinetuneSettings:
             raise DataError(f"`lora_rank` must be at most {HIGHEST_RANK}, got {self.lora_rank}")
         if self.lora_alpha is not None:
             check_rate("lora_alpha", self.lora_alpha)
+            if not self.lora_rank and self.peft is None:
+                raise DataError("`lora_alpha` scales LoRA adapters; give `lora_rank` as well")
         if self.peft is not None:
             self._check_peft(self.peft)
         if self.dtype is not None and self.dtype not in DTYPES:

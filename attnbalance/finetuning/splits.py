@@ -93,6 +93,8 @@ def split_facts(
         )
     if name == "whole" and share != 0.5:
         raise DataError(f"split whole takes all facts; use `share` {share:g} with top, bottom or random")
+    if name.startswith("controlled-") and heldout != 0.5:
+        raise DataError(f"split {name} holds out facts by their answers; leave `heldout` {heldout:g} out")
     if scores is not None and (len(scores) != len(facts) or not all(map(math.isfinite, scores))):
         raise DataError(f"`scores` must be one finite number for each fact, got {len(scores)} for {len(facts)} facts")
     if name not in ("random", "whole") and scores is None:

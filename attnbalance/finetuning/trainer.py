@@ -137,7 +137,8 @@ class ObjectiveMixin(_Base):
         if self.objective.needs.rows or self.objective.needs_base or (watches and self.eval_dataset is not None):
             self._hooked = hooked_for(self, self.objective, examples)
         if self._hooked is not None and self.objective.needs_base:
-            self._targets = BaseTargets(self.objective, self._hooked, self._base_sums, self.args.output_dir)
+            bar = self.is_world_process_zero() and not self.args.disable_tqdm
+            self._targets = BaseTargets(self.objective, self._hooked, self._base_sums, self.args.output_dir, bar)
         self.train_dataset = self._with_targets(self.train_dataset)
         if self._hooked is not None and self.train_dataset is not None and self.objective.forms:
             size, seed, data = self.args.per_device_eval_batch_size, self.args.seed, as_list(self.train_dataset)

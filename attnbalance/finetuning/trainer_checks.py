@@ -78,8 +78,15 @@ def check_data(trainer: Trainer, collator: object, longest: int) -> None:
     _refuse("training on examples, which are used unchanged,", ignored, "leave them out")
 
 
+LOWER_IS_BETTER = ("objective", "shortcut_rate")
+"""Watched numbers that transformers takes for better when higher, as their names do not end in "loss"."""
+
+
 def check_metrics(trainer: Trainer) -> None:
-    """Raise `ModelError` for settings under which evaluations cannot be watched."""
+    """Raise `ModelError` for settings under which evaluations cannot be watched, or would be read the wrong way round."""
+    metric = trainer.args.metric_for_best_model or ""
+    if metric.endswith(LOWER_IS_BETTER) and trainer.args.greater_is_better:
+        raise ModelError(f"metric_for_best_model={metric!r} is better when lower; pass greater_is_better=False as well")
     ignored = _other(trainer.args, METRICS)
     ignored += ["preprocess_logits_for_metrics"] if trainer.preprocess_logits_for_metrics is not None else []
     _refuse("watching evaluations", ignored, "leave them out, or pass your own compute_metrics")

@@ -27,18 +27,37 @@ GPT2_SPLITS = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "mpt", "smollm", "sta
 expression, or one that also splits digits, which the merges then never join."""
 
 
+CONVERSION = 2
+"""Counts the ways in which files were converted: a folder made in another way is refused."""
+
+LLAMA3_SPLITS = frozenset(
+    {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken"}
+)
+"""Ways to split text with which llama.cpp also takes words of the vocabulary whole, instead of merging them, and begins
+texts with BOS unless the file says otherwise."""
+
+ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
+"""Control tokens at which llama.cpp stops, also where a file does not name them as such."""
+
+SCALED_BY_WIDTH = {"gemma2": 46, "gemma3_text": 62}
+"""The layers of the models of 27B: their attention scores are divided by the root of d_model / heads, which no GGUF
+file holds, and not of the heads' size, as in all others of their families (llama.cpp's rule)."""
+
+
 def as_safetensors(path: str) -> str:
     """The folder of safetensors for a GGUF file, made beside it on first use; any other path or Hub id as it is.
 
     `models/small.Q4_1.gguf` becomes the folder `models/small.Q4_1-safetensors`: the weights that the file holds,
-    dequantised to float32, its configuration, its tokenizer and its chat template. Raises `ModelError` for a file that
+    dequantised to float32, its configuration, its tokenizer and its chat template. What llama.cpp adds to a file by
+    its kind, and transformers does not, is added: BOS and whole words of Llama 3's tokenizer, the ends of turns, the
+    scale of Gemma's attention scores. Raises `ModelError` for a file that
     cannot be read whole, and `OutputError` if the folder cannot be written or was made from another file.
     """
     file = Path(path)
     if file.suffix.lower() != ".gguf" or not file.is_file():
         return path
     folder = as_folder(file.with_name(f"{file.stem}-safetensors"))
-    results = ResultFolder(folder, "gguf", {"sha256": files_fingerprint(file)})
+    results = ResultFolder(folder, "gguf", {"sha256": files_fingerprint(file), "conversion": CONVERSION})
     if not results.is_finished():
         with results.working() as work:
             model, tokenizer = _read(file)
@@ -71,6 +90,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
                 folder, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
             )
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+            _add_implied(reader, model, tokenizer)
     except ModelError:
         raise
     except LOAD_ERRORS as error:
@@ -78,7 +98,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"{file} lacks {len(missing)} weights of a {model.config.model_type}, first {missing[0]}")
     _check_used(reader, model, file)
-    _warn_of_unread(reader, model, file)
+    warn_of_unread(reader, model, file)
     return _plain(model, _rope_factors(reader)), tokenizer
 
 
@@ -124,6 +144,27 @@ def _check_file(reader: GGUFReader, file: Path) -> None:
         )
 
 
+def _add_implied(reader: GGUFReader, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Change model and tokenizer by what llama.cpp knows of a file's kind, and transformers does not read."""
+    from gguf import TokenType
+
+    keys, config = _metadata(reader), model.config
+    split = keys.get("tokenizer.ggml.pre") if keys.get("tokenizer.ggml.model") == "gpt2" else None
+    if split in LLAMA3_SPLITS:
+        tokenizer.backend_tokenizer.model.ignore_merges = True  # pyright: ignore
+    if split in LLAMA3_SPLITS | {"chameleon"} and "tokenizer.ggml.add_bos_token" not in keys:
+        tokenizer.add_bos_token = True
+    named = [keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens = zip(keys["tokenizer.ggml.tokens"], keys.get("tokenizer.ggml.token_type", []), strict=False)
+    found = [i for i, (text, kind) in enumerate(tokens) if kind == TokenType.CONTROL and text in ENDS_OF_TURNS]
+    stops = list(dict.fromkeys(int(token) for token in [*named, *found] if token is not None))
+    if len(stops) > 1:
+        model.generation_config.eos_token_id = stops  # pyright: ignore[reportOptionalMemberAccess]
+    if config.model_type in ("gemma2", "gemma3_text"):
+        by_width = config.num_hidden_layers == SCALED_BY_WIDTH[config.model_type]
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if by_width else config.head_dim
+
+
 def _known_splits() -> frozenset[str]:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
@@ -141,20 +182,21 @@ def _check_used(reader: GGUFReader, model: PreTrainedModel, file: Path) -> None:
         )
 
 
-def _warn_of_unread(reader: GGUFReader, model: PreTrainedModel, file: Path) -> None:
+def warn_of_unread(reader: GGUFReader, model: PreTrainedModel, file: Path) -> None:
     """Warn of settings whose numbers stand nowhere in the configuration: transformers reads those that it knows.
 
     Not of 0 and 1, which mostly say what a family does anyway.
     """
     keys, config = _metadata(reader), model.config
     head = getattr(config, "head_dim", None) or config.hidden_size / getattr(config, "num_attention_heads", 1)
-    rotary = head * (config.to_dict().get("rope_parameters") or {}).get("partial_rotary_factor", 1.0)
-    taken = [0.0, 1.0, head, rotary, *_numbers(config.to_dict())]
+    partial = (config.to_dict().get("rope_parameters") or {}).get("partial_rotary_factor")
+    taken = [0.0, 1.0, head, *_numbers(config.to_dict())]
+    only = {} if partial is None else {f"{keys['general.architecture']}.rope.dimension_count": [head * partial]}
     unread = [
         f"{name} = {value:.6g}"
         for name, value in keys.items()
         if name.startswith(f"{keys['general.architecture']}.") and isinstance(value, int | float)
-        if not any(math.isclose(value, number, rel_tol=1e-6) for number in taken)
+        if not any(math.isclose(value, number, rel_tol=1e-6) for number in only.get(name, taken))
     ]
     if unread:
         warnings.warn(

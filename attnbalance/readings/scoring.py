@@ -108,7 +108,7 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
 
 def _holds(line: str, written: str, answers: Sequence[str]) -> bool:
     answer = _as_code(written, answers)
-    bare = _visible(line).translate(PLAIN).strip(f"{string.punctuation}{string.whitespace}")
+    bare = _bare(_visible(line).translate(PLAIN))
     if written.isalpha() and bare == written:
         return True
     code = answer.isupper() and (len(answer) < CODE_LENGTH or (len(answer) == CODE_LENGTH and answer.isalpha()))
@@ -117,7 +117,16 @@ def _holds(line: str, written: str, answers: Sequence[str]) -> bool:
     if code and len(answer) == CODE_LENGTH and bare.upper() == answer:
         return True
     given, wanted = (_normalised(text, code or cased or symbol) for text in (line, answer))
-    return _contains(given, wanted, symbol) or _contains(_ungrouped(given), _ungrouped(wanted), symbol)
+    plain = _ungrouped(wanted)  # "2 000" would be found in "2 000 000"
+    return (plain == wanted and _contains(given, wanted, symbol)) or _contains(_ungrouped(given), plain, symbol)
+
+
+def _bare(line: str) -> str:
+    """The line without signs around it; empty if the first sign after it belongs to its last letter ("C++")."""
+    signs = f"{string.punctuation}{string.whitespace}"
+    start = line.lstrip(signs)
+    bare = start.rstrip(signs)
+    return "" if NO_END.match(start, len(bare)) else bare
 
 
 def _as_code(answer: str, answers: Sequence[str]) -> str:

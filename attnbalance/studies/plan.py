@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from attnbalance.errors import AttnBalanceError, DataError
+from attnbalance.finetuning.objectives.expression import parse_expression
 from attnbalance.finetuning.pretrain import POPQA_RECIPE, SYNTHETIC_RECIPE, Recipe
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import SPLITS
@@ -160,6 +161,8 @@ def parse_study(path: str | Path) -> Study:
         )
     for name, method in methods.items():
         _check_method(method, f"method {name}")
+        if "objective" in method:  # written out, so that a fit of another version's `recommended` is not taken for it
+            methods[name] = {**method, "objective": parse_expression(method["objective"]).written_out}
     return Study(worlds, methods, tuple(whole.seeds), tuple(whole.splits))
 
 

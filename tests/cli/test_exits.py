@@ -98,7 +98,7 @@ def test_the_current_folder_is_not_filled(command: str, folder: Path, monkeypatc
         (("--lora-rank", "2", "--lora-alpha", "inf"), "`--lora-alpha` must be a finite number > 0"),
         (("--lora-rank", "2", "--lora-alpha", "nan"), "`--lora-alpha` must be a finite number > 0"),
         (("--lora-rank", "2", "--lora-alpha", "0"), "`--lora-alpha` must be a finite number > 0"),
-        (("--lora-alpha", "3"), "--lora-alpha scales LoRA adapters; give --lora-rank"),
+        (("--lora-alpha", "3"), "`--lora-alpha` scales LoRA adapters; give `--lora-rank` as well"),
         (("--peft", "{OFT}"), "--peft must be a JSON object, got '{OFT}'"),
         (("--peft", "[1]"), "--peft must be a JSON object, got '[1]'"),
         (("--peft", '{"peft_type": "OFFT"}'), "peft has no type 'OFFT'"),

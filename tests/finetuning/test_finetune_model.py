@@ -51,6 +51,11 @@ def test_an_adapter_is_refused_once_its_bases_configuration_was_edited(llama, tm
             load_model(folder)
 
 
+def test_steps_that_end_before_all_training_facts_are_read_are_warned_of(llama, tmp_path):
+    with pytest.warns(UserWarning, match=f"1 steps of 8 facts read 8 of {len(SPLIT.train)} training facts; the others"):
+        finetune(llama, SPLIT, tmp_path / "run", short(steps=1))
+
+
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_validation_loss_is_the_mean_over_answer_tokens(llama, tmp_path, lora_rank):
     run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=lora_rank, batch_size=3))

@@ -43,7 +43,6 @@ def test_the_record_is_the_one_that_finished_runs_hold() -> None:
     assert list(FinetuneSettings().record()) == list(RECORDED)
     assert FinetuneSettings(lora_rank=4).record() == RECORDED | {"lora_rank": 4, "lora_alpha": 8}
     assert FinetuneSettings(lora_rank=4, lora_alpha=1.5).record()["lora_alpha"] == 1.5
-    assert FinetuneSettings(lora_alpha=3.0).record() == RECORDED
     assert FinetuneSettings(template=Template("own", "{subject} is")).record()["template"] == "{subject} is"
 
 
@@ -74,6 +73,7 @@ def test_a_curriculum_that_changes_over_time_is_not_stopped_early() -> None:
         ({"learning_rate": "1e-3"}, "`learning_rate` must be a number, got '1e-3'"),
         ({"learning_rate": 10**5000}, "`learning_rate` must be a finite number > 0, got a larger one"),
         ({"weight_decay": None}, "`weight_decay` must be a number, got None"),
+        ({"lora_alpha": 3.0}, "`lora_alpha` scales LoRA adapters; give `lora_rank` as well"),
         ({"lora_alpha": -3}, "`lora_alpha` must be a finite number > 0, got -3"),
         ({"curriculum": 3}, "`curriculum` must be a text, got 3"),
         ({"train": 3}, "`train` must be a text, got 3"),

@@ -107,6 +107,7 @@ def test_a_subject_that_is_tested_in_one_relation_is_not_trained_on_in_another()
         ("top", {"heldout": -0.1}, "between 0 and 1"),
         ("top", {"share": 1.0}, "between 0 and 1"),
         ("top", {"train_relations": ["nothing"]}, "no facts of relation 'nothing'"),
+        ("controlled-top", {"heldout": 0.1}, "holds out facts by their answers; leave `heldout` 0.1 out"),
     ],
 )
 def test_impossible_requests_are_refused(name, options, message):

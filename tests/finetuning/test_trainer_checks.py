@@ -275,6 +275,17 @@ def test_settings_of_metrics_that_what_is_watched_does_not_follow_are_refused(tm
         made(tmp_path, args=settings(tmp_path, **setting), eval_dataset=some_examples(4), **options)
 
 
+@pytest.mark.parametrize("name", ["objective", "eval_objective", "eval_a_shortcut_rate"])
+def test_the_best_checkpoint_is_the_one_with_the_lowest_objective(tmp_path, name):
+    """Transformers takes every metric but a "loss" for better when higher: it would load the worst one."""
+    with pytest.raises(
+        ModelError, match=f"metric_for_best_model='{name}' is better when lower; pass greater_is_better"
+    ):
+        made(tmp_path, args=settings(tmp_path, metric_for_best_model=name), eval_dataset=some_examples(4))
+    for right in ({"metric_for_best_model": name, "greater_is_better": False}, {"metric_for_best_model": "accuracy"}):
+        made(tmp_path, args=settings(tmp_path, **right), eval_dataset=some_examples(4))
+
+
 def test_optimizers_that_step_in_the_backward_pass_are_refused_where_gradients_are_changed(tmp_path):
     with pytest.raises(ModelError, match="optim=lomo takes its step inside the backward pass"):
         made(tmp_path, "ce + weight-anchor", args=settings(tmp_path, optim="lomo"))

@@ -20,7 +20,8 @@ from attnbalance import load_model
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, fingerprints, load_spec
 from attnbalance.errors import ModelError, OutputError
 from attnbalance.models.fingerprint import files_fingerprint
-from attnbalance.models.gguf import as_safetensors
+from attnbalance.models.generate import stop_ids
+from attnbalance.models.gguf import as_safetensors, warn_of_unread
 from attnbalance.models.load import load_limits
 
 TEXT = "The capital of France is Paris, since 1944."
@@ -54,18 +55,7 @@ NAMES = {
 OUTER = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
 
 
-def write(model: LlamaForCausalLM, path: Path, quantised: bool = False, change: Change | None = None) -> Path:
-    """A GGUF file of a Llama, optionally with its matrices in Q8_0."""
-    writer, config = gguf.GGUFWriter(path, "llama"), model.config
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(THETA)
-    writer.add_rope_dimension_count(config.head_dim)
+def add_tokenizer(writer: gguf.GGUFWriter) -> None:
     words = tiny_tokenizer()
     assert isinstance(words, transformers.PreTrainedTokenizerFast)
     merges = json.loads(words.backend_tokenizer.to_str())["model"]["merges"]
@@ -78,6 +68,21 @@ def write(model: LlamaForCausalLM, path: Path, quantised: bool = False, change: 
     writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_eos_token_id(words.eos_token_id)
     writer.add_pad_token_id(words.pad_token_id)
+
+
+def write(model: LlamaForCausalLM, path: Path, quantised: bool = False, change: Change | None = None) -> Path:
+    """A GGUF file of a Llama, optionally with its matrices in Q8_0."""
+    writer, config = gguf.GGUFWriter(path, "llama"), model.config
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(THETA)
+    writer.add_rope_dimension_count(config.head_dim)
+    add_tokenizer(writer)
     for name, weight in model.state_dict().items():
         values, kind = weight.numpy(), gguf.GGMLQuantizationType.F32
         for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
@@ -259,6 +264,103 @@ def test_settings_that_transformers_does_not_read_are_said(tmp_path: Path) -> No
 
     with pytest.warns(UserWarning, match=r"small.gguf says llama.attn_logit_softcapping = 5.5, which transformers"):
         as_safetensors(str(write(llama(), tmp_path / "small.gguf", change=capped)))
+
+
+def with_split(name: str) -> Change:
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["tokenizer.ggml.pre"].value = name
+        writer.add_bos_token_id(tiny_tokenizer().all_special_ids[0])
+
+    return change
+
+
+@pytest.mark.parametrize(("name", "begins"), [("llama-bpe", True), ("tekken", True), ("gpt-2", False)])
+def test_texts_begin_with_bos_where_llama_cpp_says_so(name: str, begins: bool, tmp_path: Path) -> None:
+    folder = converted(write(llama(), tmp_path / "small.gguf", change=with_split(name)))
+    bos, ids = tiny_tokenizer().all_special_ids[0], load_model(folder).tokenizer("The capital").input_ids
+    assert (ids[0] == bos) is begins
+
+    def unless(writer: gguf.GGUFWriter) -> None:
+        with_split(name)(writer)
+        writer.add_add_bos_token(False)
+
+    folder = converted(write(llama(), tmp_path / "without.gguf", change=unless))
+    assert load_model(folder).tokenizer("The capital").input_ids[0] != bos
+
+
+def test_words_of_a_llama_3_vocabulary_are_taken_whole(tmp_path: Path) -> None:
+    """One of them has no merge that makes it; its own tokenizer (ignore_merges) finds it all the same."""
+
+    def last_merge_lost(writer: gguf.GGUFWriter) -> None:
+        with_split("llama-bpe")(writer)
+        del writer.kv_data[0]["tokenizer.ggml.merges"].value[-1]
+
+    words = tiny_tokenizer()
+    assert isinstance(words, transformers.PreTrainedTokenizerFast)
+    last = json.loads(words.backend_tokenizer.to_str())["model"]["merges"][-1]
+    text = str(words.convert_tokens_to_string(["".join(last)]))
+    folder = converted(write(llama(), tmp_path / "small.gguf", change=last_merge_lost))
+    assert load_model(folder).tokenizer(text, add_special_tokens=False).input_ids == [
+        words.convert_tokens_to_ids("".join(last))
+    ]
+
+
+def test_answers_stop_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    def with_turns(writer: gguf.GGUFWriter) -> None:
+        writer.add_eot_token_id(7)
+        writer.kv_data[0]["tokenizer.ggml.tokens"].value[9] = "<|im_end|>"
+        writer.kv_data[0]["tokenizer.ggml.token_type"].value[9] = gguf.TokenType.CONTROL
+
+    [end] = stop_ids(load_model(converted(write(llama(), tmp_path / "plain.gguf"))))
+    folder = converted(write(llama(), tmp_path / "turns.gguf", change=with_turns))
+    assert stop_ids(load_model(folder)) == sorted([end, 7, 9])
+
+
+@pytest.mark.parametrize(("layers", "scalar"), [(4, 16), (46, 12)])
+def test_the_scale_of_gemmas_scores_is_llama_cpps(layers: int, scalar: int, tmp_path: Path) -> None:
+    """By the heads' size 16, but in models of 27B, which are known by their layers, by d_model / heads = 48 / 4."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.Gemma2Config(
+        vocab_size=len(tiny_tokenizer()), num_hidden_layers=layers, head_dim=16, sliding_window=64,
+        initializer_range=0.2, max_position_embeddings=128, query_pre_attn_scalar=scalar, **sizes,
+    )  # fmt: skip
+    model = transformers.Gemma2ForCausalLM(config).eval()
+    path = write_gemma2(model, tmp_path / "small.gguf")
+    read = load_model(converted(path)).model
+    torch.testing.assert_close(logits(read), logits(model), atol=1e-5, rtol=0)
+
+
+def test_a_whole_rotary_size_is_said_where_transformers_keeps_a_part(tmp_path: Path) -> None:
+    model = llama(partial_rotary_factor=0.5)
+    reader = gguf.GGUFReader(write(llama(), tmp_path / "small.gguf"))
+    with pytest.warns(UserWarning, match=r"says llama.rope.dimension_count = 8, which transformers does not read"):
+        warn_of_unread(reader, model, tmp_path / "small.gguf")
+
+
+def write_gemma2(model: transformers.Gemma2ForCausalLM, path: Path) -> Path:
+    writer, config = gguf.GGUFWriter(path, "gemma2"), model.config
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    add_tokenizer(writer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GEMMA2, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if name != "lm_head.weight":
+            own = names.get_name(name.removesuffix(".weight"))
+            writer.add_tensor(f"{own}.weight", weight.numpy() + (1 if name.endswith("norm.weight") else 0))
+    for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, step)()
+    return path
 
 
 def test_without_the_gguf_package_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

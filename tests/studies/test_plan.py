@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnbalance.errors import DataError
+from attnbalance.finetuning.objectives.expression import RECOMMENDED
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.studies.plan import Variant, parse_study, recipe_of, variants
 
@@ -169,6 +170,13 @@ def test_settings_come_out_as_they_were_written(tmp_path: Path) -> None:
     assert plan.methods["ranks"] == {"steps": 3, "learning_rate": 1, "lora_rank": [0, 4], "patience": None}
     assert recipe_of(plan.worlds["a"]).layers == 2
     assert len(plan.fits) == 1 * 2 * 2 * 2
+
+
+def test_a_method_names_what_recommended_stands_for(tmp_path: Path) -> None:
+    """So that a fit of a version in which the name stood for other terms is not taken for this one's."""
+    path = tmp_path / "study.yaml"
+    path.write_text("worlds: {a: {facts: synthetic}}\nmethods: {b: {objective: recommended}, c: {}}")
+    assert parse_study(path).methods == {"b": {"objective": RECOMMENDED}, "c": {}}
 
 
 def test_variants_are_all_combinations_in_an_order_of_their_names() -> None:

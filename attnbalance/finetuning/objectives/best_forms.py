@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from attnbalance.data.forms import FORMS, in_form
 from attnbalance.data.prompts import Prompt
@@ -38,7 +39,9 @@ class Rated:
     """Whether the base completes each of them, asked in the form."""
 
 
-def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, str]:
+def choose_forms(
+    examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int, progress: bool = False
+) -> dict[str, str]:
     """For each relation of the training facts, the form in which the base completes most (see `rate_forms`).
 
     Warns about relations of which the base completes less in that form than a constant answer gets right. Replayed
@@ -46,7 +49,7 @@ def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int
     """
     new = {prompt.prompt_id for prompt in prompts_of([each for each in examples if REPLAYED not in each.targets])}
     best, weak = dict[str, str](), list[str]()
-    for relation, rated in rate_forms(examples, base, batch_size, seed).items():
+    for relation, rated in rate_forms(examples, base, batch_size, seed, progress).items():
         best[relation] = rated.form
         pairs = zip(rated.asked, rated.hits, strict=True)
         hits = [(prompt.fact.answer, hit) for prompt, hit in pairs if prompt.prompt_id in new]
@@ -65,7 +68,9 @@ def choose_forms(examples: Sequence[Example], base: HookedModel, batch_size: int
     return best
 
 
-def rate_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int) -> dict[str, Rated]:
+def rate_forms(
+    examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int, progress: bool = False
+) -> dict[str, Rated]:
     """For each relation, the form in which the base completes most of its facts.
 
     Of forms in which it completes equally many (none, of facts that are all new), the one that gives the right answers
@@ -80,13 +85,17 @@ def rate_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, 
         base: The base model, with its adapters switched off.
         batch_size: Examples of one forward pass.
         seed: Seed that draws the facts and the few shots.
+        progress: Whether to draw a progress bar.
     """
     prompts = list({prompt.prompt_id: prompt for prompt in prompts_of(examples)}.values())
-    rated = dict[str, Rated]()
-    for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
+    rated, relations = dict[str, Rated](), list(dict.fromkeys(prompt.fact.relation for prompt in prompts))
+    tried = [(relation, form) for relation in relations for form in FORMS]
+    bar = tqdm(tried, "which forms the base knows", unit="form", disable=not progress, leave=False)
+    for relation, forms in itertools.groupby(bar, key=lambda pair: pair[0]):
         own = [prompt for prompt in prompts if prompt.fact.relation == relation]
         drawn = random.Random(seed).sample(range(len(own)), min(TRIED, len(own)))  # noqa: S311
-        predicted = _by_form(own, drawn, base, batch_size, seed)
+        predicted = {form: _in_form(form, own, drawn, base, batch_size, seed) for _, form in forms}
+        predicted = {form: hits for form, hits in predicted.items() if hits}
         if not predicted:
             raise DataError(f"no form can ask about the facts of relation {relation!r}: {', '.join(FORMS)} were tried")
         form = max(predicted, key=lambda form: [sum(column) for column in zip(*predicted[form], strict=True)])
@@ -94,23 +103,21 @@ def rate_forms(examples: Sequence[Example], base: HookedModel, batch_size: int, 
     return rated
 
 
-def _by_form(
-    prompts: Sequence[Prompt], drawn: Sequence[int], base: HookedModel, batch_size: int, seed: int
-) -> dict[str, list[tuple[bool, float]]]:
-    """By form, whether the base completes each drawn fact of one relation, and the answer's log-probability."""
-    predicted = dict[str, list[tuple[bool, float]]]()
-    for form in FORMS:
-        try:
-            asked = examples_of(
-                in_form(form, prompts, seed), base.tokenizer, end=False, max_positions=base.max_positions
-            )
-        except BadRowsError as error:
-            warnings.warn(f"{prompts[0].fact.relation!r} is not asked as {form}: {error}", stacklevel=2)
-            continue
-        except DataError:  # too few subjects, or a chat after which no question can follow
-            continue
-        predicted[form] = _predicted([asked[i] for i in drawn], base, batch_size)
-    return predicted
+def _in_form(
+    form: str, prompts: Sequence[Prompt], drawn: Sequence[int], base: HookedModel, batch_size: int, seed: int
+) -> list[tuple[bool, float]]:
+    """Whether the base completes each drawn fact of one relation in a form, and the answer's log-probability.
+
+    Empty if the form cannot ask about all facts of the relation.
+    """
+    try:
+        asked = examples_of(in_form(form, prompts, seed), base.tokenizer, end=False, max_positions=base.max_positions)
+    except BadRowsError as error:
+        warnings.warn(f"{prompts[0].fact.relation!r} is not asked as {form}: {error}", stacklevel=2)
+        return []
+    except DataError:  # too few subjects, or a chat after which no question can follow
+        return []
+    return _predicted([asked[i] for i in drawn], base, batch_size)
 
 
 def completions(asked: Sequence[Example], base: HookedModel, batch_size: int) -> list[bool]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from attnbalance.data.forms import BEST
 from attnbalance.errors import DataError
@@ -27,6 +28,7 @@ def add_targets(
     seed: int = 0,
     among: Sequence[Example] = (),
     folder: str | Path | None = None,
+    progress: bool = False,
 ) -> list[Example]:
     """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
 
@@ -46,6 +48,7 @@ def add_targets(
             and their relations' forms from them, and the ranks of `weighted-ce(salience)` are among theirs.
         folder: Where numbers that fill more than half a GiB are kept, in files that are removed with them; by default
             the system's folder for temporary files.
+        progress: Whether to draw progress bars.
     """
     makers = [(term, make) for term in objective.terms if (make := term.kind.make_targets) is not None]
     if not makers:
@@ -61,11 +64,17 @@ def add_targets(
     with without_adapters(base.model):
         best = chosen_forms(among)
         if BEST in objective.forms and not among:
-            best = choose_forms(asked, base, batch_size, seed)
+            best = choose_forms(asked, base, batch_size, seed, progress)
             result = _with(result, form_targets(asked, best))
         model = BaseModel(base, batch_size, seed, among, best)
         for term, make in makers if asked else ():
-            numbers = collected(make(term, asked, model), folder)
+            bar = {
+                "desc": f"the base's numbers for {term.key}",
+                "unit": "fact",
+                "leave": False,
+                "disable": not progress,
+            }
+            numbers = collected(tqdm(make(term, asked, model), total=len(asked), **bar), folder)
             result = _with(result, [numbers[i] for i in range(len(asked))])
     keys = tuple(term.key for term, _ in makers)
     like = {name: target for name, target in (result or among)[0].targets.items() if name.startswith(keys)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,17 @@ def test_an_objective_without_a_base_leaves_examples_as_they_are() -> None:
     examples = make_examples(FACTS, tiny_tokenizer())
     unchanged = add_targets(examples, parse_objective("ce + floor + project"), base()[0])
     assert all(after is before for after, before in zip(unchanged, examples, strict=True))
+
+
+def test_a_bar_shows_the_progress_of_each_term_and_of_the_choice_of_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    examples = make_examples(TOWNS, base()[0].tokenizer)
+    for progress in (False, True):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            add_targets(examples, parse_objective("kl(best) + state-anchor"), base()[0], progress=progress)
+        shown = capsys.readouterr().err
+        for name in ("which forms the base knows", "numbers for kl(best)", "numbers for state-anchor(statement)"):
+            assert (name in shown) is progress
 
 
 def test_rows_about_no_fact_change_no_target_of_the_others() -> None:
