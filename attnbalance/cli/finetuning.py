@@ -91,7 +91,7 @@ def finetune(
         int,
         typer.Option(
             min=0,
-            help="Stop after this many validations without improvement; 0: never. Curricula that change over time are not stopped.",
+            help="Stop after this many validations without improvement; 0: never (nor in a changing curriculum).",
         ),
     ] = 3,
     heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing; may be 0.")] = 0.5,

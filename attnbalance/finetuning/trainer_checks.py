@@ -83,7 +83,7 @@ LOWER_IS_BETTER = ("objective", "shortcut_rate")
 
 
 def check_metrics(trainer: Trainer) -> None:
-    """Raise `ModelError` for settings under which evaluations cannot be watched, or would be read the wrong way round."""
+    """Raise `ModelError` for settings under which evaluations cannot be watched, or are read the wrong way round."""
     metric = trainer.args.metric_for_best_model or ""
     if metric.endswith(LOWER_IS_BETTER) and trainer.args.greater_is_better:
         raise ModelError(f"metric_for_best_model={metric!r} is better when lower; pass greater_is_better=False as well")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,13 +68,15 @@ def add_targets(
             result = _with(result, form_targets(asked, best))
         model = BaseModel(base, batch_size, seed, among, best)
         for term, make in makers if asked else ():
-            bar = {
-                "desc": f"the base's numbers for {term.key}",
-                "unit": "fact",
-                "leave": False,
-                "disable": not progress,
-            }
-            numbers = collected(tqdm(make(term, asked, model), total=len(asked), **bar), folder)
+            bar = tqdm(
+                total=len(asked),
+                desc=f"the base's numbers for {term.key}",
+                unit="fact",
+                leave=False,
+                disable=not progress,
+            )
+            with bar:
+                numbers = collected(_counting(make(term, asked, model), bar), folder)
             result = _with(result, [numbers[i] for i in range(len(asked))])
     keys = tuple(term.key for term, _ in makers)
     like = {name: target for name, target in (result or among)[0].targets.items() if name.startswith(keys)}
@@ -83,6 +85,12 @@ def add_targets(
         replace(example, targets=_blank(example, like)) if example.prompt is None else next(with_numbers)
         for example in examples
     ]
+
+
+def _counting(numbers: Iterable[tuple[int, Targets]], bar: tqdm) -> Iterator[tuple[int, Targets]]:
+    for pair in numbers:
+        yield pair
+        bar.update()
 
 
 def _blank(example: Example, like: Targets) -> Targets:
