@@ -29,7 +29,8 @@ class Watched:
     """The number of the answer's tokens."""
     right: Float[Tensor, " example"]
     """1 if every token of the answer is the most probable one after the right ones before it, else 0. With such teacher
-    forcing all tokens are right exactly if greedy decoding starts with the answer. NaN for examples about no fact."""
+    forcing all tokens are right exactly if greedy decoding gives them all: the answer, and the end of sequence after it
+    if that has a label. NaN for examples about no fact."""
     shortcut: Float[Tensor, " example"]
     """1 if the relation's most frequent training answer is predicted where it first differs from this one, else 0."""
     token_terms: Float[Tensor, " example"]

@@ -15,7 +15,8 @@ from accelerate import PartialState
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
+from transformers.trainer_callback import PrinterCallback
 
 from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
 from attnbalance.files.outputs import writing
@@ -89,7 +90,7 @@ def train(
         frozen=frozen,
         gradient_rank=schedule.gradient_rank,
     )
-    for callback in (PrinterCallback, ProgressCallback):  # the trainer's own
+    for callback in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):  # the trainer's own, in notebooks too
         trainer.remove_callback(callback)
     if data.validation is not None:
         trainer.add_callback(LogBaseObjective(trainer.validation_objective))

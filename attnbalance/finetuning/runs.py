@@ -76,7 +76,8 @@ class Run:
         """What was watched on the validation facts, by step.
 
         The objective, the answers' loss (nats a token), accuracy, shortcut rate, and subject attention by layer.
-        Accuracy: the share of answers whose every token is the most probable one after the right ones before it.
+        Accuracy: the share of answers whose every token, with the end of sequence, is the most probable one after the
+        right ones before it.
         Shortcut rate: the share of wrong answers that continue with the relation's most frequent training answer where
         it first differs from the right one. Subject attention: the largest probability of a subject's token, mean over
         heads and facts.

@@ -21,7 +21,7 @@ from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import check_start
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.forward import base_of
-from attnbalance.models.hooked import HookedModel, hook
+from attnbalance.models.hooked import HookedModel, check_adapters, hook
 
 LOSS = {"label_smoothing_factor": (0.0,), "loss_type": ("nll",)}
 """Settings that change a trainer's own loss, with the values that leave it unchanged."""
@@ -69,6 +69,7 @@ def check_loss(trainer: Trainer, objective: Objective) -> None:
 
 def check_data(trainer: Trainer, collator: object, longest: int) -> None:
     """Raise `ModelError` for settings of data and batches; `longest` is the number of tokens of the longest example."""
+    check_adapters(trainer.model, type(trainer.model).__name__)
     ignored = _other(trainer.args, DATA)
     pads = collator in (None, default_data_collator) or type(collator) in PADDERS
     ignored += [] if pads else [f"data_collator={type(collator).__name__}"]
@@ -158,6 +159,13 @@ def hooked_for(trainer: Trainer, objective: Objective, examples: Sequence[Exampl
     """
     model: Any = trainer.model
     hooked = hook(model, tokenizer_of(trainer.processing_class, objective), type(model).__name__)
+    settings = base_of(model).config.get_text_config().to_dict()
+    dropped = [f"{key}={rate}" for key, rate in settings.items() if "att" in key and "drop" in key and rate]
+    if objective.needs.rows and hooked.kernel == "eager" and dropped:
+        raise ModelError(
+            f"{hooked.name} is read through eager attention, which gives rows after dropout in training; objective "
+            f"{objective.text!r} needs them before: set {' and '.join(dropped)} to 0"
+        )
     check_lengths(hooked, examples)
     return hooked
 

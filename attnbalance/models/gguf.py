@@ -24,7 +24,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 GPT2_SPLITS = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "mpt", "smollm", "starcoder", "refact", "command-r"})
 """Ways to split text before byte-level BPE (`tokenizer.ggml.pre`) for which GPT-2's gives the same tokens: the same
-expression, or one that also splits digits, which the merges then never join."""
+expression, or one that also splits digits, which the merges then never join. These differ where several white spaces
+stand before a digit."""
 
 
 CONVERSION = 2
@@ -36,8 +37,12 @@ LLAMA3_SPLITS = frozenset(
 """Ways to split text with which llama.cpp also takes words of the vocabulary whole, instead of merging them, and begins
 texts with BOS unless the file says otherwise."""
 
-ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>")
-"""Control tokens at which llama.cpp stops, also where a file does not name them as such."""
+ENDS_OF_TURNS = frozenset(
+    {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|return|>", "<|call|>"}
+    | {"<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>"}
+)
+"""Tokens at which llama.cpp stops, also where a file does not name them as such. Without "<|endoftext|>", which a chat
+model writes only after its turn."""
 
 SCALED_BY_WIDTH = {"gemma2": 46, "gemma3_text": 62}
 """The layers of the models of 27B: their attention scores are divided by the root of d_model / heads, which no GGUF
@@ -75,6 +80,7 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.import_utils import is_gguf_available
+    from transformers.utils.quantization_config import GgufConfig
 
     from attnbalance.models.load_base import LOAD_ERRORS, brief
 
@@ -87,9 +93,14 @@ def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         _check_file(reader, file)
         with _alone(file) as folder:
             model, report = AutoModelForCausalLM.from_pretrained(  # pyright: ignore
-                folder, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
+                folder,
+                gguf_file=file.name,
+                dtype=torch.float32,
+                quantization_config=GgufConfig(dequantize=True),  # else kernels, which are code, come from the Hub
+                output_loading_info=True,
             )
             tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file.name)
+            _check_control_tokens(reader, tokenizer, file)
             _add_implied(reader, model, tokenizer)
     except ModelError:
         raise
@@ -144,10 +155,28 @@ def _check_file(reader: GGUFReader, file: Path) -> None:
         )
 
 
-def _add_implied(reader: GGUFReader, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Change model and tokenizer by what llama.cpp knows of a file's kind, and transformers does not read."""
+def _check_control_tokens(reader: GGUFReader, tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Refuse a tokenizer that cuts control tokens into pieces; warn of chats of SentencePiece."""
     from gguf import TokenType
 
+    keys, vocabulary = _metadata(reader), tokenizer.get_vocab()
+    tokens = zip(keys.get("tokenizer.ggml.tokens", []), keys.get("tokenizer.ggml.token_type", []), strict=False)
+    lost = [text for i, (text, kind) in enumerate(tokens) if kind == TokenType.CONTROL and vocabulary.get(text) != i]
+    if lost:
+        raise ModelError(
+            f"{file} has {len(lost)} control tokens that transformers does not read from GGUF, first {lost[0]!r}; load "
+            "the checkpoint that the file was made from"
+        )
+    if keys.get("tokenizer.ggml.model") == "llama" and "tokenizer.chat_template" in keys:
+        warnings.warn(
+            f"{file} has a chat template, and a tokenizer that may treat white space after special tokens otherwise "
+            "than transformers: tokens of chats may differ; pass the original tokenizer as `tokenizer`",
+            stacklevel=4,
+        )
+
+
+def _add_implied(reader: GGUFReader, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Change model and tokenizer by what llama.cpp knows of a file's kind, and transformers does not read."""
     keys, config = _metadata(reader), model.config
     split = keys.get("tokenizer.ggml.pre") if keys.get("tokenizer.ggml.model") == "gpt2" else None
     if split in LLAMA3_SPLITS:
@@ -155,11 +184,12 @@ def _add_implied(reader: GGUFReader, model: PreTrainedModel, tokenizer: PreTrain
     if split in LLAMA3_SPLITS | {"chameleon"} and "tokenizer.ggml.add_bos_token" not in keys:
         tokenizer.add_bos_token = True
     named = [keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    tokens = zip(keys["tokenizer.ggml.tokens"], keys.get("tokenizer.ggml.token_type", []), strict=False)
-    found = [i for i, (text, kind) in enumerate(tokens) if kind == TokenType.CONTROL and text in ENDS_OF_TURNS]
-    stops = list(dict.fromkeys(int(token) for token in [*named, *found] if token is not None))
-    if len(stops) > 1:
-        model.generation_config.eos_token_id = stops  # pyright: ignore[reportOptionalMemberAccess]
+    ends = {text: i for i, text in enumerate(keys["tokenizer.ggml.tokens"]) if text in ENDS_OF_TURNS}
+    if {"<|end|>", "<|return|>", "<|call|>"} <= ends.keys():
+        del ends["<|end|>"]  # gpt-oss ends its messages with it, not its turns
+    stops = list(dict.fromkeys(int(token) for token in [*named, *ends.values()] if token is not None))
+    if len(stops) != 1:  # without any, transformers takes the id that the family's configuration has by default
+        model.generation_config.eos_token_id = stops or None  # pyright: ignore[reportOptionalMemberAccess]
     if config.model_type in ("gemma2", "gemma3_text"):
         by_width = config.num_hidden_layers == SCALED_BY_WIDTH[config.model_type]
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if by_width else config.head_dim

@@ -166,12 +166,8 @@ class HookedModel:
             )
 
 
-def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> HookedModel:
-    """Put our attention function into a model and check it; falls back to eager attention, with a warning.
-
-    Raises `ModelError` for a model that is not a causal language model, for an adapter that lengthens the input or
-    works only behind some tokens, and for rows that differ from eager attention.
-    """
+def check_adapters(model: object, name: str) -> None:
+    """Raise `ModelError` for an adapter that lengthens the input or works only behind some tokens."""
     for config in getattr(model, "peft_config", {}).values():
         if config.is_prompt_learning:
             raise ModelError(
@@ -183,6 +179,15 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
                 f"{name} has an activated LoRA (alora_invocation_tokens), which works only behind its invocation "
                 "tokens; its answers and rows would be those of two models"
             )
+
+
+def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> HookedModel:
+    """Put our attention function into a model and check it; falls back to eager attention, with a warning.
+
+    Raises `ModelError` for a model that is not a causal language model, for an adapter that lengthens the input or
+    works only behind some tokens, and for rows that differ from eager attention.
+    """
+    check_adapters(model, name)
     base = base_of(model)
     if base.config.is_encoder_decoder:
         raise ModelError(f"{name} is a {type(base).__name__}; only decoder-only causal language models can be read")

@@ -117,8 +117,10 @@ def _holds(line: str, written: str, answers: Sequence[str]) -> bool:
     if code and len(answer) == CODE_LENGTH and bare.upper() == answer:
         return True
     given, wanted = (_normalised(text, code or cased or symbol) for text in (line, answer))
-    plain = _ungrouped(wanted)  # "2 000" would be found in "2 000 000"
-    return (plain == wanted and _contains(given, wanted, symbol)) or _contains(_ungrouped(given), plain, symbol)
+    longer = GROUPED.sub(lambda number: number[0] if number[0] in wanted else _digits(number), given)
+    if GROUPED.search(wanted):  # "2 000" would be found in "2 000 000"
+        given = longer
+    return _contains(given, wanted, symbol) or _contains(_ungrouped(given), _ungrouped(wanted), symbol)
 
 
 def _bare(line: str) -> str:
@@ -187,7 +189,11 @@ def _numbers(text: str) -> list[tuple[int, int]]:
 
 def _ungrouped(text: str) -> str:
     """The text with numbers of grouped digits as one run of digits."""
-    return GROUPED.sub(lambda number: re.sub(r"\D", "", number[0]), text)
+    return GROUPED.sub(_digits, text)
+
+
+def _digits(number: re.Match[str]) -> str:
+    return re.sub(r"\D", "", number[0])
 
 
 def _in_word(character: str) -> bool:

@@ -215,7 +215,7 @@ def _check_method(method: Mapping[str, Any], what: str) -> None:
     from attnbalance.finetuning.parameters import parse_parts
     from attnbalance.finetuning.replay import check_replay
 
-    for setting in ("objective", "labels", "template", "replay"):
+    for setting in ("objective", "labels", "template", "replay", "replay_share"):
         if isinstance(method.get(setting), list):
             raise DataError(f"{what} must name one {setting}: validation losses of two cannot be compared")
     if method.get("replay_share") is not None and method.get("replay", REPLAYS[0]) == REPLAYS[0]:

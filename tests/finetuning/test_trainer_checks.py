@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
 import transformers
-from peft import AdaLoraConfig, LoraConfig, get_peft_model
+from peft import AdaLoraConfig, LoraConfig, PromptTuningConfig, get_peft_model
 from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
 from transformers import Trainer, TrainingArguments
 
@@ -357,3 +358,25 @@ def test_examples_that_a_model_reads_otherwise_beside_shorter_ones_are_refused(t
             use(examples)
     with pytest.raises(DataError, match=rf"texts of 24 tokens or more otherwise .* the longest example has {longest};"):
         trainer(examples)
+
+
+def test_examples_are_refused_with_adapters_that_put_tokens_before_the_prompt(tmp_path):
+    """Without evaluation data and with `ce`, nothing else hooks the model."""
+    settings_of_tokens = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    with pytest.raises(ModelError, match="an adapter of type PROMPT_TUNING, which puts tokens before the prompt"):
+        made(tmp_path, model=get_peft_model(tiny_model("llama"), settings_of_tokens), objective="ce")
+
+
+def test_rows_of_eager_attention_are_refused_where_they_would_come_after_dropout(tmp_path):
+    for rate in (0.1, 0.0):
+        model = tiny_model("bloom")
+        model.config.attention_dropout = rate
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            if rate:
+                with pytest.raises(
+                    ModelError, match=r"rows after dropout in training; .* set attention_dropout=0.1 to 0"
+                ):
+                    made(tmp_path, model=model, objective="ce + barrier")
+            else:
+                made(tmp_path, model=model, objective="ce + barrier")

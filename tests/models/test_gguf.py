@@ -316,6 +316,29 @@ def test_answers_stop_at_the_end_of_a_turn(tmp_path: Path) -> None:
     assert stop_ids(load_model(folder)) == sorted([end, 7, 9])
 
 
+def test_gpt_oss_ends_messages_with_end_and_turns_with_return(tmp_path: Path) -> None:
+    chosen = list[int]()
+
+    def harmony(writer: gguf.GGUFWriter) -> None:
+        tokens, merges = (writer.kv_data[0][f"tokenizer.ggml.{name}"].value for name in ("tokens", "merges"))
+        chosen.extend(i for i in range(3, 200) if not any(tokens[i] in pair.split(" ") for pair in merges))
+        for i, text in zip(chosen, ("<|end|>", "<|return|>", "<|call|>"), strict=False):
+            tokens[i] = text
+
+    [end] = stop_ids(load_model(converted(write(llama(), tmp_path / "plain.gguf"))))
+    folder = converted(write(llama(), tmp_path / "harmony.gguf", change=harmony))
+    assert stop_ids(load_model(folder)) == sorted([end, *chosen[1:3]])
+
+
+def test_a_control_token_that_transformers_loses_is_refused(tmp_path: Path) -> None:
+    def foreign(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["tokenizer.ggml.tokens"].value[9] = "<｜User｜>"  # noqa: RUF001
+        writer.kv_data[0]["tokenizer.ggml.token_type"].value[9] = gguf.TokenType.CONTROL
+
+    with pytest.raises(ModelError, match="has 1 control tokens that transformers does not read from GGUF, first"):
+        load_model(write(llama(), tmp_path / "small.gguf", change=foreign))
+
+
 @pytest.mark.parametrize(("layers", "scalar"), [(4, 16), (46, 12)])
 def test_the_scale_of_gemmas_scores_is_llama_cpps(layers: int, scalar: int, tmp_path: Path) -> None:
     """By the heads' size 16, but in models of 27B, which are known by their layers, by d_model / heads = 48 / 4."""

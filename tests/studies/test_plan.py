@@ -39,6 +39,7 @@ GRID = "methods: {b: {" + ", ".join(f"{name}: [{NUMBERS}]" for name in GRIDS) + 
         (W + "methods: {b: {replay: mine}}", "replay must be 'none', 'known' or 'generated', got 'mine'"),
         (W + "methods: {b: {replay: [known, generated]}}", "one replay"),
         (W + "methods: {b: {replay_share: 0.5}}", "replay_share is the share of replayed facts; give replay as well"),
+        (W + "methods: {b: {replay: known, replay_share: [0.2, 0.6]}}", "method b must name one replay_share"),
         (W + "methods: {b: {replay: known, replay_share: 1.0}}", "replay_share must be less than 1, got 1.0"),
         (
             W + "methods: {b: {replay: known, curriculum: popular-first}}",

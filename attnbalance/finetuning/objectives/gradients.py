@@ -20,16 +20,16 @@ WEIGHT_ANCHOR = TermKind("weight-anchor", None, Needs(initial_weights=True))
 PROJECT = TermKind("project", None, SUBJECT_ROWS)
 
 
-def low_rank(gradient: Float[Tensor, "row column"], rank: int) -> Float[Tensor, "row column"]:
-    """The best approximation of a gradient by a matrix of this rank (Eckart & Young), in the gradient's dtype.
+def low_rank(gradient: Float[Tensor, "... row column"], rank: int) -> Float[Tensor, "... row column"]:
+    """The best approximation of each matrix by one of this rank (Eckart & Young), in the gradient's dtype.
 
     Xu & Chen (2025, appendix H) finetune with rank 1 and show that it keeps the question format, which is the largest
     direction, and drops what single facts add. Each step costs a singular value decomposition of every matrix.
     """
-    if min(gradient.shape) <= rank:
+    if min(gradient.shape[-2:]) <= rank:
         return gradient
     U, S, Vh = torch.linalg.svd(gradient.float(), full_matrices=False)
-    return ((U[:, :rank] * S[:rank]) @ Vh[:rank]).to(gradient.dtype)
+    return ((U[..., :rank] * S[..., None, :rank]) @ Vh[..., :rank, :]).to(gradient.dtype)
 
 
 def without_harm(
@@ -135,7 +135,7 @@ class GradientRules:
         """
         if self.rank is not None:
             for parameter in self.model.parameters():
-                if parameter.grad is not None and parameter.dim() == 2:
+                if parameter.grad is not None and parameter.dim() > 1:  # experts share one tensor
                     parameter.grad = low_rank(parameter.grad, self.rank)
         if self.anchor:
             self._pull()

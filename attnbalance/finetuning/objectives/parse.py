@@ -5,6 +5,7 @@ from __future__ import annotations
 from attnbalance.arguments import expects
 from attnbalance.errors import DataError
 from attnbalance.finetuning.objectives.expression import WrittenTerm, parse_expression, unknown_term
+from attnbalance.finetuning.objectives.gradients import PROJECT
 from attnbalance.finetuning.objectives.objective import Objective, Term
 from attnbalance.finetuning.objectives.registry import TERMS
 
@@ -38,4 +39,6 @@ def _term(written: WrittenTerm, text: str) -> Term:
     except ValueError:
         got = f"{written.name}({written.argument or ''})"
         raise DataError(f"objective {text!r}: expected {kind.usage}, got {got}") from None
+    if kind is PROJECT and written.weight != 1:
+        raise DataError(f"objective {text!r}: project removes a direction from gradients, and takes no weight")
     return Term(kind, argument, written.weight)

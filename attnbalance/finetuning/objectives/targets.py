@@ -63,6 +63,8 @@ def add_targets(
     result = asked
     with without_adapters(base.model):
         best = chosen_forms(among)
+        if BEST in objective.forms and among and not best:
+            raise DataError("`among` must have the targets that add_targets gave the training examples")
         if BEST in objective.forms and not among:
             best = choose_forms(asked, base, batch_size, seed, progress)
             result = _with(result, form_targets(asked, best))

@@ -33,7 +33,7 @@ def test_terms_are_read_with_their_weights_arguments_and_defaults() -> None:
 
 def test_the_text_of_an_objective_reads_as_the_same_objective() -> None:
     weights = "1e-6*ce + 1e6*floor(0.1) + 1.5*kl(few-shot)"
-    for text in ("ce", "recommended", weights, "recommended + 3*project"):
+    for text in ("ce", "recommended", weights, "recommended + project"):
         objective = parse_objective(text)
         assert parse_objective(objective.text) == objective
         assert "recommended" not in objective.text
@@ -68,6 +68,7 @@ def test_a_share_lies_between_0_and_1(share: str) -> None:
         ("recommended + kl(best)", r"names kl\(best\) twice"),
         ("project", "has no loss, only project"),
         ("project + 2*weight-anchor", "no loss, only project, which changes gradients; add e.g. ce"),
+        ("ce + 0.001*project", "project removes a direction from gradients, and takes no weight"),
         ("floor + 2*recommended", "recommended takes no weight and no argument; write out"),
     ],
 )

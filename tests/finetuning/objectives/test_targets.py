@@ -41,6 +41,12 @@ def test_a_bar_shows_the_progress_of_each_term_and_of_the_choice_of_forms(capsys
             assert (name in shown) is progress
 
 
+def test_training_examples_without_targets_choose_no_form() -> None:
+    examples = make_examples(TOWNS, base()[0].tokenizer)
+    with pytest.raises(DataError, match="`among` must have the targets that add_targets gave"):
+        add_targets(examples[:1], parse_objective("kl(best)"), base()[0], among=examples)
+
+
 def test_rows_about_no_fact_change_no_target_of_the_others() -> None:
     general = Example((5, 6, 7, 8), (IGNORED, IGNORED, 7, 8))
     for text in ("kl", "row-anchor", "row-anchor(statement)", "state-anchor", "weighted-ce"):
