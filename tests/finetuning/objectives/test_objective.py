@@ -62,8 +62,8 @@ def test_weights_of_one_name_add_up() -> None:
 
 
 def test_terms_that_act_on_gradients_add_nothing_to_the_loss() -> None:
-    for name in ("project", "weight-anchor"):
-        term = parse_objective(f"ce + 5*{name}").terms[1]
+    for text in ("project", "5*weight-anchor"):
+        term = parse_objective(f"ce + {text}").terms[1]
         assert term.losses(made(hand_rows())).tolist() == [0.0, 0.0]
 
 
