@@ -55,8 +55,10 @@ def as_safetensors(path: str) -> str:
     `models/small.Q4_1.gguf` becomes the folder `models/small.Q4_1-safetensors`: the weights that the file holds,
     dequantised to float32, its configuration, its tokenizer and its chat template. What llama.cpp adds to a file by
     its kind, and transformers does not, is added: BOS and whole words of Llama 3's tokenizer, the ends of turns, the
-    scale of Gemma's attention scores. Raises `ModelError` for a file that
-    cannot be read whole, and `OutputError` if the folder cannot be written or was made from another file.
+    scale of Gemma's attention scores.
+
+    Raises `ModelError` for a file that cannot be read whole, and `OutputError` if the folder cannot be written, or was
+    made from another file or in another way.
     """
     file = Path(path)
     if file.suffix.lower() != ".gguf" or not file.is_file():
@@ -136,11 +138,15 @@ def _check_file(reader: GGUFReader, file: Path) -> None:
             "checkpoint that the file was made from"
         )
     gemma = str(architecture).startswith("gemma")  # its tokenizer in transformers puts no space before a text
-    if (
-        keys.get("tokenizer.ggml.model") == "llama"
-        and keys.get("tokenizer.ggml.add_space_prefix") is False
-        and not gemma
-    ):
+    sentencepiece = keys.get("tokenizer.ggml.model") == "llama" and not gemma
+    spaced = keys.get("tokenizer.ggml.add_space_prefix") is not False
+    if sentencepiece and spaced and "tokenizer.chat_template" in keys:
+        warnings.warn(
+            f"{file} has a chat template, and its tokenizer may put a space after special tokens, where transformers' "
+            "does not: tokens of chats may differ; pass the original tokenizer as `tokenizer`",
+            stacklevel=4,
+        )
+    if sentencepiece and not spaced:
         warnings.warn(
             f"{file} puts no space before a text (add_space_prefix), but transformers' tokenizer does: the first token "
             "differs; pass the original tokenizer as `tokenizer`",
@@ -156,7 +162,7 @@ def _check_file(reader: GGUFReader, file: Path) -> None:
 
 
 def _check_control_tokens(reader: GGUFReader, tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
-    """Refuse a tokenizer that cuts control tokens into pieces; warn of chats of SentencePiece."""
+    """Refuse a tokenizer that cuts control tokens into pieces."""
     from gguf import TokenType
 
     keys, vocabulary = _metadata(reader), tokenizer.get_vocab()
@@ -166,12 +172,6 @@ def _check_control_tokens(reader: GGUFReader, tokenizer: PreTrainedTokenizerBase
         raise ModelError(
             f"{file} has {len(lost)} control tokens that transformers does not read from GGUF, first {lost[0]!r}; load "
             "the checkpoint that the file was made from"
-        )
-    if keys.get("tokenizer.ggml.model") == "llama" and "tokenizer.chat_template" in keys:
-        warnings.warn(
-            f"{file} has a chat template, and a tokenizer that may treat white space after special tokens otherwise "
-            "than transformers: tokens of chats may differ; pass the original tokenizer as `tokenizer`",
-            stacklevel=4,
         )
 
 
@@ -188,8 +188,8 @@ def _add_implied(reader: GGUFReader, model: PreTrainedModel, tokenizer: PreTrain
     if {"<|end|>", "<|return|>", "<|call|>"} <= ends.keys():
         del ends["<|end|>"]  # gpt-oss ends its messages with it, not its turns
     stops = list(dict.fromkeys(int(token) for token in [*named, *ends.values()] if token is not None))
-    if len(stops) != 1:  # without any, transformers takes the id that the family's configuration has by default
-        model.generation_config.eos_token_id = stops or None  # pyright: ignore[reportOptionalMemberAccess]
+    # without any, transformers takes the id that the family's configuration has by default
+    model.generation_config.eos_token_id = stops[0] if len(stops) == 1 else stops or None  # pyright: ignore
     if config.model_type in ("gemma2", "gemma3_text"):
         by_width = config.num_hidden_layers == SCALED_BY_WIDTH[config.model_type]
         config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if by_width else config.head_dim

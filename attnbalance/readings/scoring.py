@@ -117,9 +117,8 @@ def _holds(line: str, written: str, answers: Sequence[str]) -> bool:
     if code and len(answer) == CODE_LENGTH and bare.upper() == answer:
         return True
     given, wanted = (_normalised(text, code or cased or symbol) for text in (line, answer))
-    longer = GROUPED.sub(lambda number: number[0] if number[0] in wanted else _digits(number), given)
     if GROUPED.search(wanted):  # "2 000" would be found in "2 000 000"
-        given = longer
+        given = GROUPED.sub(lambda number: number[0] if number[0] in wanted else _digits(number), given)
     return _contains(given, wanted, symbol) or _contains(_ungrouped(given), _ungrouped(wanted), symbol)
 
 

@@ -55,6 +55,16 @@ NAMES = {
 OUTER = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
 
 
+def add_sizes(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
 def add_tokenizer(writer: gguf.GGUFWriter) -> None:
     words = tiny_tokenizer()
     assert isinstance(words, transformers.PreTrainedTokenizerFast)
@@ -73,13 +83,7 @@ def add_tokenizer(writer: gguf.GGUFWriter) -> None:
 def write(model: LlamaForCausalLM, path: Path, quantised: bool = False, change: Change | None = None) -> Path:
     """A GGUF file of a Llama, optionally with its matrices in Q8_0."""
     writer, config = gguf.GGUFWriter(path, "llama"), model.config
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_sizes(writer, config)
     writer.add_rope_freq_base(THETA)
     writer.add_rope_dimension_count(config.head_dim)
     add_tokenizer(writer)
@@ -93,10 +97,12 @@ def write(model: LlamaForCausalLM, path: Path, quantised: bool = False, change: 
         writer.add_tensor(gguf_name(name), np.ascontiguousarray(values), raw_dtype=kind)
     if change is not None:
         change(writer)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    return saved(writer, path)
+
+
+def saved(writer: gguf.GGUFWriter, path: Path) -> Path:
+    for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, step)()
     return path
 
 
@@ -257,6 +263,16 @@ def test_a_text_that_begins_without_a_space_is_said(tmp_path: Path) -> None:
         as_safetensors(str(path))
 
 
+def test_chats_of_sentencepiece_are_said_to_differ(tmp_path: Path) -> None:
+    def chats(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0]["tokenizer.ggml.model"].value = "llama"
+        writer.add_chat_template("{{ messages[0].content }}")
+
+    path = write(llama(), tmp_path / "small.gguf", change=chats)
+    with pytest.warns(UserWarning, match="tokens of chats may differ"), contextlib.suppress(ModelError):
+        as_safetensors(str(path))
+
+
 def test_settings_that_transformers_does_not_read_are_said(tmp_path: Path) -> None:
     def capped(writer: gguf.GGUFWriter) -> None:
         writer.add_attn_logit_softcapping(5.5)
@@ -315,6 +331,12 @@ def test_answers_stop_at_the_end_of_a_turn(tmp_path: Path) -> None:
     folder = converted(write(llama(), tmp_path / "turns.gguf", change=with_turns))
     assert stop_ids(load_model(folder)) == sorted([end, 7, 9])
 
+    def unnamed(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["tokenizer.ggml.eos_token_id"]
+
+    folder = converted(write(llama(), tmp_path / "unnamed.gguf", change=unnamed))
+    assert json.loads((folder / "generation_config.json").read_text()).get("eos_token_id") is None
+
 
 def test_gpt_oss_ends_messages_with_end_and_turns_with_return(tmp_path: Path) -> None:
     chosen = list[int]()
@@ -363,13 +385,7 @@ def test_a_whole_rotary_size_is_said_where_transformers_keeps_a_part(tmp_path: P
 
 def write_gemma2(model: transformers.Gemma2ForCausalLM, path: Path) -> Path:
     writer, config = gguf.GGUFWriter(path, "gemma2"), model.config
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_sizes(writer, config)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_sliding_window(config.sliding_window)
@@ -381,9 +397,7 @@ def write_gemma2(model: transformers.Gemma2ForCausalLM, path: Path) -> Path:
         if name != "lm_head.weight":
             own = names.get_name(name.removesuffix(".weight"))
             writer.add_tensor(f"{own}.weight", weight.numpy() + (1 if name.endswith("norm.weight") else 0))
-    for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
-        getattr(writer, step)()
-    return path
+    return saved(writer, path)
 
 
 def test_without_the_gguf_package_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
