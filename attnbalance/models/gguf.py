@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor by which llama.cpp divides the rotary frequencies (Llama 3.1 and later)."""
 
-GPT2_SPLITS = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "mpt", "smollm", "starcoder", "refact", "command-r"})
-"""Ways to split text before byte-level BPE (`tokenizer.ggml.pre`) for which GPT-2's gives the same tokens: the same
-expression, or one that also splits digits, which the merges then never join. These differ where several white spaces
-stand before a digit."""
+GPT2_SPLITS = frozenset({"gpt-2", "gpt2", "phi-2", "olmo", "mpt"})
+"""Ways to split text before byte-level BPE (`tokenizer.ggml.pre`) that are GPT-2's."""
 
+DIGIT_SPLITS = frozenset({"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"})
+"""Those that split off each digit first, and the rest as GPT-2 does."""
 
-CONVERSION = 2
+CONVERSION = 3
 """Counts the ways in which files were converted: a folder made in another way is refused."""
 
 LLAMA3_SPLITS = frozenset(
@@ -177,12 +177,17 @@ def _check_control_tokens(reader: GGUFReader, tokenizer: PreTrainedTokenizerBase
 
 def _add_implied(reader: GGUFReader, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Change model and tokenizer by what llama.cpp knows of a file's kind, and transformers does not read."""
+    from tokenizers.pre_tokenizers import Digits, Sequence
+
     keys, config = _metadata(reader), model.config
     split = keys.get("tokenizer.ggml.pre") if keys.get("tokenizer.ggml.model") == "gpt2" else None
     if split in LLAMA3_SPLITS:
         tokenizer.backend_tokenizer.model.ignore_merges = True  # pyright: ignore
     if split in LLAMA3_SPLITS | {"chameleon"} and "tokenizer.ggml.add_bos_token" not in keys:
         tokenizer.add_bos_token = True
+    if split in DIGIT_SPLITS:
+        backend = tokenizer.backend_tokenizer  # pyright: ignore
+        backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])  # pyright: ignore
     named = [keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     ends = {text: i for i, text in enumerate(keys["tokenizer.ggml.tokens"]) if text in ENDS_OF_TURNS}
     if {"<|end|>", "<|return|>", "<|call|>"} <= ends.keys():
@@ -198,7 +203,7 @@ def _add_implied(reader: GGUFReader, model: PreTrainedModel, tokenizer: PreTrain
 def _known_splits() -> frozenset[str]:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
-    return GPT2_SPLITS | frozenset(GGUF_PRE_TOKENIZER_SPLITS)
+    return GPT2_SPLITS | DIGIT_SPLITS | frozenset(GGUF_PRE_TOKENIZER_SPLITS)
 
 
 def _check_used(reader: GGUFReader, model: PreTrainedModel, file: Path) -> None:

@@ -7,10 +7,12 @@ import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import regex
 import torch
 import transformers
 from tiny import GROUPED, tiny_prompts, tiny_tokenizer
@@ -319,6 +321,18 @@ def test_words_of_a_llama_3_vocabulary_are_taken_whole(tmp_path: Path) -> None:
     assert load_model(folder).tokenizer(text, add_special_tokens=False).input_ids == [
         words.convert_tokens_to_ids("".join(last))
     ]
+
+
+@pytest.mark.parametrize("name", ["smollm", "starcoder", "gpt-2"])
+def test_digits_are_split_off_first_where_llama_cpp_does(name: str, tmp_path: Path) -> None:
+    """The pieces are those of llama.cpp's expressions: a digit, then GPT-2's."""
+    words = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    text = "In   1944, x2y\t\t7 or ²½ 10 000"
+    parts = [text] if name == "gpt-2" else regex.findall(r"\p{N}|\P{N}+", text)
+    expected = [piece for part in parts for piece in regex.findall(words, part)]
+    folder = converted(write(llama(), tmp_path / "small.gguf", change=with_split(name)))
+    splitter: Any = load_model(folder).tokenizer.backend_tokenizer.pre_tokenizer  # pyright: ignore
+    assert [text[start:end] for _, (start, end) in splitter.pre_tokenize_str(text)] == expected
 
 
 def test_answers_stop_at_the_end_of_a_turn(tmp_path: Path) -> None:
