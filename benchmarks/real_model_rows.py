@@ -67,6 +67,8 @@ ROWS = {
     "qk-restored": Row(of="plain", scaled={"q_proj": 0.0, "k_proj": 0.0}),
     "half-adapter": Row(of="plain", scaled={"": 0.5}),
     "adapter-0.7": Row(of="plain", scaled={"": 0.7}),
+    "half-replay": Row(of="replay", scaled={"": 0.5}),
+    "replay-0.7": Row(of="replay", scaled={"": 0.7}),
     "base-question": Row(form="question"),
     "base-few-shot": Row(form=FEW_SHOT),
     "base-few-shot-statement": Row(form=FEW_SHOT_STATEMENT),

@@ -101,7 +101,8 @@ def knowledge(
 
     Forms: a statement, the question, both after four answered ones of the relation, and the model's chat. Writes
     table.md, knowledge.json, knowledge.png and facts.jsonl (the category and the answers of each fact). Run it before
-    finetuning: it says what there is to keep. A killed run resumes.
+    finetuning: it says what there is to keep. With several models it says what each further one kept and gained
+    against the first. A killed run resumes.
     """
     from attnbalance.comparison.specs import MeasureSettings, parse_spec
     from attnbalance.data.sources.load_facts import load_facts

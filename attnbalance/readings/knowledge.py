@@ -89,6 +89,43 @@ class Knowledge:
             raise DataError(f"the model was asked as {', '.join(self.right)}, not as {form!r}")
         return self._share(self.right[form])
 
+    @property
+    def highly_known(self) -> tuple[int, ...]:
+        """Indices of the HighlyKnown facts."""
+        return tuple(i for i, share in enumerate(self.greedy) if share == 1)
+
+    @property
+    def unanswered(self) -> tuple[int, ...]:
+        """Indices of the facts without a right greedy answer, in any form or draw."""
+        by_form = zip(*self.right.values(), strict=True)
+        pairs = zip(self.greedy, by_form, strict=True)
+        return tuple(i for i, (share, hits) in enumerate(pairs) if not share and not any(hits))
+
+    def kept(self, after: Knowledge, form: str) -> Interval | None:
+        """Of the HighlyKnown facts, the share that another model (a finetuned one) answers in a form; None for none.
+
+        Raises `DataError` if the other model was asked about other facts, by another scoring, or not in the form.
+        """
+        return self._answered_by(after, form, self.highly_known)
+
+    def gained(self, after: Knowledge, form: str) -> Interval | None:
+        """Of the facts unanswered in any form or draw, the share that another model answers in a form; None for none.
+
+        Raises `DataError` as `kept` does.
+        """
+        return self._answered_by(after, form, self.unanswered)
+
+    def _answered_by(self, after: Knowledge, form: str, indices: Sequence[int]) -> Interval | None:
+        facts, others = ([(prompt.prompt_id, prompt.fact) for prompt in known.prompts] for known in (self, after))
+        if facts != others or self.scoring != after.scoring:
+            raise DataError(
+                "expected what two models know of the same facts, in the same order, by the same scoring; got "
+                f"{len(facts)} facts ({self.scoring}) and {len(others)} ({after.scoring})"
+            )
+        part = after.at(indices) if indices else None
+        rate = (part or after).accuracy(form)  # refuses a form that it was not asked in, also for no facts
+        return None if part is None else rate
+
     def of_relation(self, relation: str) -> Knowledge:
         """What is known of one relation; raises `DataError` for an unknown one."""
         indices = [i for i, prompt in enumerate(self.prompts) if prompt.fact.relation == relation]
@@ -121,11 +158,16 @@ class Knowledge:
         """The facts of known popularity in fifths, most popular first (see `Recall.quintiles`)."""
         return [self.at(part) for part in score(self.prompts, self.outputs[FEW_SHOT], {}).quintiles()]
 
-    def constant(self) -> float:
-        """The share of facts that accept their relation's most frequent answer: right without any knowledge."""
+    @property
+    def constant_right(self) -> tuple[bool, ...]:
+        """For each fact, whether it accepts its relation's most frequent answer: right without any knowledge."""
         facts = [prompt.fact for prompt in self.prompts]
         frequent = FactSet(tuple(facts)).most_frequent_answers()
-        return sum(is_match(frequent[fact.relation][0], fact.answers, self.scoring) for fact in facts) / len(facts)
+        return tuple(is_match(frequent[fact.relation][0], fact.answers, self.scoring) for fact in facts)
+
+    def constant(self) -> float:
+        """The share of facts that accept their relation's most frequent answer."""
+        return sum(self.constant_right) / len(self.prompts)
 
     def _share(self, hits: Sequence[bool]) -> Interval:
         return share_interval(list(hits), [prompt.fact.composed_subject for prompt in self.prompts])

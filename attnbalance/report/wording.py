@@ -26,6 +26,13 @@ def percent_interval(interval: Interval) -> str:
     )
 
 
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; the first row is its head."""
+    head, *others = rows
+    lines = [head, ["---"] * len(head), *others]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
 def points(interval: Interval, sign: int = 1, unit: str = " points") -> str:
     """A difference of accuracies in percentage points with its interval; `sign` -1 turns it round."""
     low, high = sorted((sign * interval.low, sign * interval.high))

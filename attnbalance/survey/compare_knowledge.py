@@ -20,6 +20,7 @@ from attnbalance.models.load import load_limits
 from attnbalance.readings.knowledge import Knowledge, knowledge
 from attnbalance.readings.passes import check_passes
 from attnbalance.report.figures import save
+from attnbalance.survey import changes
 from attnbalance.survey.figures import draw_knowledge
 from attnbalance.survey.tables import answer, as_json, table
 
@@ -39,7 +40,8 @@ def compare_knowledge(
     """Ask each model about the facts in every form (see `knowledge`), write the folder `out`; returns the answer.
 
     Writes table.md and knowledge.json (by relation: right answers in each form, categories, the best form),
-    knowledge.png, and facts.jsonl (each model's category and answers, fact by fact). A killed run resumes.
+    knowledge.png, and facts.jsonl (each model's category and answers, fact by fact). With several models, table.md and
+    knowledge.json also say what each further one kept and gained against the first. A killed run resumes.
     A folder that is finished with the same settings, facts and weights is left as it is. Raises `AttnBalanceError` for
     facts, models and folders that cannot be used.
 
@@ -64,7 +66,7 @@ def compare_knowledge(
             measured = {
                 spec.label: _ask(spec, prompts, settings, work / f"model {i}", progress) for i, spec in enumerate(specs)
             }
-            words = " ".join(answer(label, known) for label, known in measured.items())
+            words = " ".join([*(answer(*pair) for pair in measured.items()), *changes.sentences(measured)])
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:
                 _write(measured, folder)
@@ -116,8 +118,12 @@ def _ask(
 
 
 def _write(measured: dict[str, Knowledge], folder: Path) -> None:
-    write_json(folder / "knowledge.json", {label: as_json(known) for label, known in measured.items()})
-    write_text(folder / "table.md", table(measured))
+    (first, before), *others = measured.items()
+    saved = {label: as_json(known) for label, known in measured.items()}
+    for label, after in others:
+        saved[label]["against"] = changes.as_json(first, before, after)
+    write_json(folder / "knowledge.json", saved)
+    write_text(folder / "table.md", table(measured) + (f"\n{changes.table(measured)}" if others else ""))
     write_json_lines(
         folder / "facts.jsonl", (line for label, known in measured.items() for line in _lines(label, known))
     )

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from attnbalance.readings.knowledge import CATEGORIES, Knowledge
-from attnbalance.report.wording import percent, percent_interval
+from attnbalance.report.wording import markdown, percent, percent_interval
 
 CAPTION = """Right answers ({scoring}; 95% intervals, clustered by subject), greedy, in each form; in the form chat the
 question stands as it is, whatever the template. The best form is named for each relation on these same facts, so choose
@@ -45,13 +45,12 @@ def table(measured: Mapping[str, Knowledge]) -> str:
     """One row for each model and relation."""
     forms = list(dict.fromkeys(form for known in measured.values() for form in known.right))
     head = ["model", "relation", "facts", "constant", *forms, "best form", "known", "by chance", *CATEGORIES]
-    rows = [head, ["---"] * len(head)]
+    rows = [head]
     for label, known in measured.items():
         parts = [("all", known), *((relation, known.of_relation(relation)) for relation in known.relations)]
         rows += [[label, name, *_cells(part, forms)] for name, part in parts]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     scorings = ", ".join(dict.fromkeys(known.scoring for known in measured.values()))
-    return "\n".join(lines) + f"\n\n{CAPTION.format(scoring=scorings)}\n"
+    return f"{markdown(rows)}\n\n{CAPTION.format(scoring=scorings)}\n"
 
 
 def _cells(known: Knowledge, forms: list[str]) -> list[str]:

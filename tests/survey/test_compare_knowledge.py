@@ -54,6 +54,11 @@ def test_the_folder_holds_the_table_the_numbers_and_every_fact(folder: Path, tmp
     numbers = json.loads((out / "knowledge.json").read_text())["a"]
     counted = [sum(line["category"] == name for line in lines[:half]) for name in CATEGORIES]
     assert list(numbers["all"]["categories"].values()) == counted
+    sure = [line for line in lines[half:] if line["category"] == "HighlyKnown"]
+    against = json.loads((out / "knowledge.json").read_text())["b/.."]["against"]
+    assert against["model"] == "a"
+    assert against["kept"]["few-shot"] == (None if not sure else against["kept"]["few-shot"] | {"mean": 1.0})
+    assert "Against a, asked in each form." in (out / "table.md").read_text()
     assert compare_knowledge(specs, FACTS, HOW, out) == answer
 
 
