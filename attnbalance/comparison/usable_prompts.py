@@ -43,7 +43,7 @@ def usable_prompts(
         prompts = make_prompts(kept, settings.template)
         if settings.chat:
             rendered = [as_chat(prompts, tokenizer) for tokenizer, _ in limits]
-            texts = [[prompt.text for prompt in chat] for chat in rendered]
+            texts = [[(prompt.text, prompt.answer_space) for prompt in chat] for chat in rendered]
             if any(other != texts[0] for other in texts[1:]):
                 raise ModelError("models with different chat templates cannot share prompts; measure each alone")
             prompts = rendered[0]

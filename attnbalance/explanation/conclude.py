@@ -48,7 +48,7 @@ def conclude(
         change: The change of the margins of the comparison's prompts.
         ranks: For each label, the readout ranks.
         answers: For each label, the answers under the treatments of that model against the other one.
-        ambiguous: Number of prompts whose answer has the same token as a wrong answer.
+        ambiguous: Number of prompts with a wrong answer whose token a right one has too (see `AnswerTokens`).
         read_only: See `Explanation`.
 
     Raises `DataError` if recall was not measured.

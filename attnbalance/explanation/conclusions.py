@@ -138,7 +138,7 @@ class Explanation:
         hidden: Each model's hidden answers; None if it gets nothing wrong.
         facts: What became of each fact, in the comparison's order.
         examples: Indices of ten facts drawn at random: lost ones first, then gained ones, then others.
-        ambiguous: Number of prompts whose answer has the same token as a wrong answer (see `AnswerTokens`).
+        ambiguous: Number of prompts with a wrong answer whose token a right one has too (see `AnswerTokens`).
         read_only: Why the rows of a model can be read but not edited (see `HookedModel.read_only`), by its label;
             without models whose rows can be edited.
     """

@@ -95,7 +95,7 @@ def score_prompts(
         if answer_tokens.ambiguous:
             warnings.warn(
                 f"salience compares one token of each answer: {answer_tokens.ambiguous} of {len(answer_tokens)} "
-                "answers begin with the same token as a wrong answer, and are not told from it",
+                "facts have a right answer that begins with the same token as a wrong one, and is not told from it",
                 stacklevel=2,
             )
         answer_tokens = answer_tokens.at(range(len(prompts)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnbalance.files import seals
-from attnbalance.files.outputs import MARKER
+from attnbalance.files.outputs import MARKER, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -157,11 +157,17 @@ def files_fingerprint(path: str | Path) -> str | None:
         return seals.hash_file(folder) + _changed(folder)
     if not folder.is_dir():
         return _hub_commit(str(path))
-    files = sorted(file for pattern in FILES for file in folder.glob(pattern) if file.is_file() and file.name != MARKER)
+    named = [file for pattern in FILES for file in folder.glob(pattern)]
     digest = hashlib.sha256()
-    for file in files:
+    for file in sorted({file for file in (*named, *_shards(folder)) if file.is_file() and file.name != MARKER}):
         digest.update(f"{file.relative_to(folder)}\0{seals.hash_file(file)}\0{_changed(file)}\0".encode())
     return digest.hexdigest()
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files that the indices of a folder's weights name; they may stand in folders below it."""
+    indices = [read_json(index).get("weight_map") for index in folder.glob("*.index.json")]
+    return [folder / str(name) for names in indices if isinstance(names, dict) for name in names.values()]
 
 
 def _changed(file: Path) -> str:

@@ -38,8 +38,8 @@ def merged(model: HookedModel) -> Module:
 
 def merged_base(model: HookedModel) -> PreTrainedModel:
     """The transformers model with adapters merged: the model itself if it has none, otherwise a copy."""
-    base = base_of(model.model)
-    return base if base is model.model else base_of(merged(model))
+    has_adapters = any(hasattr(module, "adapter_layer_names") for module in model.model.modules())
+    return base_of(merged(model) if has_adapters else model.model)
 
 
 def _check_tied(model: HookedModel) -> None:

@@ -5,11 +5,12 @@ Two numbers compare the answer's token with those of the other answers, in logit
 - The **logit difference** is the answer's logit minus the mean logit of the relation's other answers.
 - The **margin** is the answer's logit minus the probability-weighted mean of the relation's other answers' logits. Each
   other answer is weighted by its probability among the others, averaged over two models (`weigh_by_probability`). To
-  second order, the margin then changes between these models as much as the answer's log-odds against the others.
+  second order, the margin changes between them as much as the answer's log-odds against the others.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,9 +37,10 @@ class AnswerTokens:
         encodings: The prompts' tokens, followed by those that all answers of the relation begin with (mostly none).
         candidates: Each relation's tokens, one for each answer that differs at that token.
         answer: For each prompt, the index of its answer's token in its relation's candidates.
-        others: For each prompt, the indices of the wrong answers' tokens in its relation's candidates. Answers of facts
-            that share an accepted answer with this one, in any case of letters, do not count as wrong.
-        ambiguous: Number of prompts whose token is also the token of a wrong answer, which it cannot be told from.
+        others: For each prompt, the indices of the wrong answers' tokens in its relation's candidates. Wrong are the
+            answers of facts that share no accepted answer with this one, in any case of letters.
+        ambiguous: Number of prompts for which a wrong answer is not among the others, because its token is also that of
+            the answer, or of a right one: one that only facts which share an accepted answer with this one give.
         weights: For each prompt, the weights of the wrong answers in their mean. None: equal weights, which give the
             logit difference; probabilities give the margin.
     """
@@ -129,12 +131,13 @@ def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizer
         position = {token: k for k, token in enumerate(dict.fromkeys(firsts))}
         candidates[relation] = tuple(position)
         compared = _others([prompts[i].fact for i in indices], [position[token] for token in firsts])
-        for i, token, (wrong, is_shared) in zip(indices, firsts, compared, strict=True):
+        for i, token, (wrong, untold) in zip(indices, firsts, compared, strict=True):
             answer[i], others[i] = position[token], wrong
-            ambiguous += is_shared
+            ambiguous += bool(untold)
             encodings[i] = _appended(encodings[i], answers[i][:shared], tokenizer)
             if not wrong:
-                bad.append((i, f"every answer of relation {relation!r} is accepted for {prompts[i].fact.subject!r}"))
+                how = "begins like one that is accepted" if untold else "is accepted"
+                bad.append((i, f"every answer of relation {relation!r} {how} for {prompts[i].fact.subject!r}"))
     if bad:
         raise BadRowsError(
             "facts have no other answer in their relation",
@@ -257,26 +260,28 @@ def _inseparable(
     return [(i, f"{prompts[i].fact.answer!r} {reason}") for i in indices if len(answers[i]) == shared]
 
 
-def _others(facts: Sequence[Fact], own: Sequence[int]) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """For each fact of a relation, the indices of wrong answers' tokens, and whether a wrong answer has its own token.
+def _others(facts: Sequence[Fact], own: Sequence[int]) -> Iterator[tuple[tuple[int, ...], set[int]]]:
+    """For each fact of a relation, the indices of wrong answers' tokens, and of those that right answers have too.
 
-    `own` holds the index of each fact's token.
+    `own` holds the index of each fact's token; for which answers are right, see `AnswerTokens.ambiguous`.
     """
-    accepted, n = [tuple(map(_folded, fact.answers)) for fact in facts], max(own) + 1
+    accepted = [tuple(map(_folded, fact.answers)) for fact in facts]
     tokens_of: dict[tuple[str, ...], set[int]] = {}  # several, if one answer is spelled in several ways
     for answers, index in zip(accepted, own, strict=True):
         tokens_of.setdefault(answers, set()).add(index)
-    same = _same_answers(tokens_of)
-    for answers, index in zip(accepted, own, strict=True):
-        alike = same[answers]
-        right = set[int]().union(*(tokens_of[each] for each in alike))
-        wrong = tuple(k for k in range(n) if k not in right)
-        yield wrong, any(index in tokens and each not in alike for each, tokens in tokens_of.items())
+    tokens = Counter(index for indices in tokens_of.values() for index in indices)
+    firsts = Counter(answers[0] for answers in tokens_of)
+    told = {}
+    for answers, alike in _same_answers(tokens_of).items():
+        own_tokens = Counter(index for each in alike for index in tokens_of[each])
+        own_firsts = Counter(each[0] for each in alike)
+        wrong = {index for index, count in tokens.items() if count > own_tokens[index]}
+        right = set[int]().union(*(tokens_of[each] for each in alike if firsts[each[0]] == own_firsts[each[0]]))
+        told[answers] = tuple(sorted(wrong - right)), wrong & right
+    return (told[answers] for answers in accepted)
 
 
-def _same_answers(
-    accepted: Collection[tuple[str, ...]],
-) -> Mapping[tuple[str, ...], set[tuple[str, ...]]]:
+def _same_answers(accepted: Collection[tuple[str, ...]]) -> Mapping[tuple[str, ...], set[tuple[str, ...]]]:
     """For the answers that a fact accepts, all sets of accepted answers that share one of them."""
     holding: dict[str, set[tuple[str, ...]]] = {}
     for answers in accepted:

@@ -54,9 +54,17 @@ NUMBER = re.compile(
 "COVID-19" is not a sign, the slashes of "3/14/1879" or "1990/91" are not fraction lines, and a comma before a year ends
 a number."""
 GROUPED = re.compile(
-    "|".join(rf"(?<!\d)(?<!\d[./{mark}])[1-9]\d{{0,2}}(?:{mark}\d{{3}})+(?!{mark}?\d)" for mark in " ,'")
+    "|".join(
+        rf"(?<!\d)(?<!\d[{before}])[1-9]\d{{0,2}}(?:{mark}\d{{3}}(?!\d))++(?!{after})"
+        for mark, before, after in (
+            (" ", "./,'", r"[,']\d{3}(?!\d)| \d{4}"),
+            (",", "./,", r",\d"),
+            ("'", "./'", r"'\d"),
+        )
+    )
 )
-"""A number whose digits stand in groups of three: "1,234", "1 234 567"."""
+"""A number whose digits stand in groups of three: "1,234", "1 234 567". A space may also separate numbers: "1999 2 000"
+is 1999 and 2 000, and "5 200,000" is 5 and 200,000."""
 
 
 def check_scoring(scoring: str) -> None:

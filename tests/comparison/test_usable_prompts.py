@@ -71,6 +71,24 @@ def test_models_with_different_chat_templates_are_refused(tmp_path: Path) -> Non
     assert prompts[0].text == f"User: {make_prompts(FACTS, SETTINGS.template)[0].text} Model:"
 
 
+def test_chat_templates_that_differ_only_in_the_space_before_the_answer_are_refused(tmp_path: Path) -> None:
+    """The prompts have one text; answers would be read behind the first model's space in both models."""
+    turn = (
+        "{% for m in messages %}{{ m['role'] }}:{SPACE}{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}"
+    )
+    end = "assistant:{% endif %}"
+    first = saved(
+        tmp_path / "a", "plain", turn.replace("{SPACE}", "{{ ' ' if m['role'] == 'assistant' else '' }}") + end
+    )
+    second = saved(tmp_path / "b", "plain", turn.replace("{SPACE}", "") + end)
+    chat = replace(SETTINGS, chat=True)
+    alone = [usable_prompts(FactSet(FACTS), [spec], chat, skip_bad=False)[0][0] for spec in (first, second)]
+    assert alone[0].text == alone[1].text
+    assert [prompt.answer_space for prompt in alone] == [" ", ""]
+    with pytest.raises(ModelError, match="different chat templates cannot share prompts"):
+        usable_prompts(FactSet(FACTS), [first, second], chat, skip_bad=False)
+
+
 def test_models_with_different_tokenizers_share_the_prompts(tmp_path: Path) -> None:
     specs = [saved(tmp_path / kind, kind) for kind in ("plain", "metaspace")]
     prompts, dropped = usable_prompts(FactSet(FACTS), specs, SETTINGS, skip_bad=False)

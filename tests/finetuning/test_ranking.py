@@ -58,7 +58,9 @@ def test_salience_and_relevance_give_one_finite_score_a_fact_and_differ(model):
 def test_answers_that_salience_does_not_tell_apart_are_warned_of(model):
     answers = ("New York", "New Orleans", "Paris")
     facts = FactSet(tuple(Fact(f"Subject {i}", "city", (answer,)) for i, answer in enumerate(answers)))
-    with pytest.warns(UserWarning, match="2 of 3 answers begin with the same token as a wrong answer"):
+    with pytest.warns(
+        UserWarning, match="2 of 3 facts have a right answer that begins with the same token as a wrong one"
+    ):
         rank_facts(facts, "salience", model)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -114,6 +115,26 @@ def test_the_files_of_a_folder_tell_when_its_weights_were_written_anew(tmp_path:
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.mul_(1.5)
     model.save_pretrained(tmp_path)
+    assert files_fingerprint(tmp_path) != own
+
+
+def test_weights_below_the_folder_count_where_its_index_names_them(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path, max_shard_size="10KB")
+    index = tmp_path / "model.safetensors.index.json"
+    names = json.loads(index.read_text())
+    shard = names["weight_map"]["model.layers.0.mlp.up_proj.weight"]
+    (tmp_path / "shards").mkdir()
+    (tmp_path / shard).rename(tmp_path / "shards" / shard)
+    moved = {name: f"shards/{shard}" if file == shard else file for name, file in names["weight_map"].items()}
+    index.write_text(json.dumps(names | {"weight_map": moved}))
+    own = files_fingerprint(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(
+        loaded.model.layers[0].mlp.up_proj.weight, tiny_model("llama").model.layers[0].mlp.up_proj.weight
+    )
+    weights = load_file(tmp_path / "shards" / shard)
+    weights["model.layers.0.mlp.up_proj.weight"] *= 1.5
+    save_file(weights, tmp_path / "shards" / shard, metadata={"format": "pt"})
     assert files_fingerprint(tmp_path) != own
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from layouts import IDS, KINDS, logits_of, with_noise
-from tiny import GROUPED, SINKS, eager, tiny_config
+from peft import LoraConfig
+from tiny import GROUPED, SINKS, eager, tiny_config, tiny_model, tiny_tokenizer
 from torch import Tensor
 from torch.nn import Module
 from transformers import PretrainedConfig
@@ -188,6 +190,34 @@ def test_adapters_are_merged_before_weights_are_exchanged(llama_folder: Path, lo
     assert changed_parts(base, tuned, weight_parts(tuned)) == ("qk", "ov")
     assert not torch.equal(logits_of(transplant_weights(tuned, base, ("qk",)).model), expected)
     assert torch.equal(logits_of(transplant_weights(tuned, base, ("qk", "ov")).model), expected)
+
+
+def test_adapters_that_transformers_holds_are_merged_before_weights_are_exchanged() -> None:
+    """The oracle merges by hand, and copies W_Q from one plain model into the other."""
+
+    def adapted(seed: int) -> tuple[Any, Any]:
+        own, plain = tiny_model("llama"), tiny_model("llama")
+        torch.manual_seed(seed)
+        own.add_adapter(LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+        with torch.no_grad():
+            for i, layer in enumerate(own.model.layers):
+                for name in ("q_proj", "v_proj"):
+                    lora = getattr(layer.self_attn, name)
+                    delta = 2 * lora.lora_B["default"].weight @ lora.lora_A["default"].weight
+                    getattr(plain.model.layers[i].self_attn, name).weight += delta
+        return own.eval(), plain
+
+    (a, plain_a), (b, plain_b) = adapted(1), adapted(2)
+    hooked_a, hooked_b = (load_model(each, tokenizer=tiny_tokenizer()) for each in (a, b))
+    torch.testing.assert_close(logits_of(a), logits_of(plain_a), atol=1e-5, rtol=1e-5)
+    expected = copy.deepcopy(plain_a)
+    for layer, donor in zip(expected.model.layers, plain_b.model.layers, strict=True):
+        layer.self_attn.q_proj.weight = donor.self_attn.q_proj.weight
+    assert (logits_of(expected) - logits_of(plain_a)).abs().max() > 1e-3
+    transplanted = logits_of(transplant_weights(hooked_a, hooked_b, ("qk",)).model)
+    torch.testing.assert_close(transplanted, logits_of(expected), atol=1e-5, rtol=1e-5)  # merged in float32 as well
+    rest = logits_of(transplant_weights(hooked_a, hooked_b, ("rest",)).model)
+    torch.testing.assert_close(rest, logits_of(plain_a), atol=1e-5, rtol=1e-5)
 
 
 def test_what_cannot_be_exchanged_is_named() -> None:

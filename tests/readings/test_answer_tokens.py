@@ -90,6 +90,25 @@ def test_a_token_that_another_answer_shares_is_counted_as_ambiguous() -> None:
     assert make_answer_tokens(prompts(*accepting), words()).ambiguous == 0
 
 
+def test_a_fact_of_two_answers_hides_no_rivals_of_others() -> None:
+    """Fay is a poet and a lawyer. Dan is a poet alone, so "Madrid" (poet) stays wrong for Ann (lawyer, "Paris")."""
+    facts = (("Ann", "Paris"), ("Bob", "Paris"), ("Dan", "Madrid"), ("Eve", "Rome"), ("Fay", "Madrid", "Paris"))
+    tokens = make_answer_tokens(prompts(*facts), words())
+    assert tokens.candidates == {"city": ids("Paris Madrid Rome")}
+    assert tokens.others == ((1, 2), (1, 2), (0, 2), (0, 1), (2,))
+    assert tokens.ambiguous == 0
+
+
+def test_a_wrong_answer_that_begins_like_another_right_one_is_left_out_and_counted() -> None:
+    """France's answer has a second name, "New York", which India gives; Spain's "New Delhi" begins alike."""
+    facts = (("France", "Paris", "New York"), ("India", "New York"), ("Spain", "New Delhi"), ("Italy", "Rome"))
+    tokens = make_answer_tokens(prompts(*facts), words())
+    assert tokens.candidates == {"city": ids("Paris New Rome")}
+    assert (tokens.others, tokens.ambiguous) == (((2,), (2,), (0, 2), (0, 1)), 3)
+    with pytest.raises(BadRowsError, match="every answer of relation 'city' begins like one that is accepted for"):
+        make_answer_tokens(prompts(*facts[:3]), words())
+
+
 def test_tokens_that_all_answers_begin_with_are_put_behind_the_prompt() -> None:
     city = prompts(("France", "New York"), ("India", "New Delhi"))
     king = prompts(("Spain", "Juan"), ("France", "New York"), relation="king")
