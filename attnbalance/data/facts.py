@@ -63,6 +63,11 @@ class Fact:
         return self.answers[0]
 
     @property
+    def folded_answers(self) -> tuple[str, ...]:
+        """The accepted answers without case, with single spaces, to tell whether two facts share one."""
+        return tuple(" ".join(answer.casefold().split()) for answer in self.answers)
+
+    @property
     def composed_subject(self) -> str:
         """The subject with its accents composed (NFC): one name, however it was typed."""
         return unicodedata.normalize("NFC", self.subject)

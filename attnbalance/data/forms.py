@@ -32,7 +32,8 @@ def in_form(
 
     Few-shot puts `SHOTS` answered questions before each question, drawn once for each relation from `shots_from` (by
     default from the prompts themselves). They are about different subjects, none of them the one asked about: the same
-    fact in other words would give its answer away. Few-shot-statement does the same with statements. Raises `DataError`
+    fact in other words would give its answer away. One generator draws for all relations, in the order of the prompts.
+    Few-shot-statement does the same with statements. Raises `DataError`
     for a relation with too few subjects.
     """
     if form in ("statement", FEW_SHOT_STATEMENT):

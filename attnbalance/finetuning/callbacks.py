@@ -32,6 +32,12 @@ class RestoreFrozen(TrainerCallback):
     def __init__(self, frozen: FrozenWeights) -> None:
         self.frozen = frozen
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Keep the values that the entries have now."""
+        self.frozen.begin()
+
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:

@@ -24,11 +24,11 @@ NAMES = {
     "o": ("o",),
     "qk": ("q", "k"),
     "ov": ("o", "v"),
-    "attention": ("q", "k", "v", "o", "row"),
+    "attention": ("q", "k", "v", "o", "row", "gate"),
     "mlp": ("mlp",),
 }
 """The parts that can be named, with their roles among `weight_roles.ROLES`. `all` without layers is the whole model;
-`attention` is qk + ov, and sinks where a family has them."""
+`attention` is qk + ov, with sinks and gates where a family has them."""
 
 REGION = re.compile(r"(?:(?P<layer>\d{1,9})\.)?(?P<first>\d{1,9})(?:-(?P<last>\d{1,9}))?", re.ASCII)
 WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.)+|_orig_mod\.|_checkpoint_wrapped_module\.")
@@ -76,9 +76,9 @@ class Chosen:
 class FrozenWeights:
     """Keeps the untrained entries of partly trained parameters bit-identical under any optimizer.
 
-    Call `mask_gradients` after each backward pass, before gradients are clipped, and `restore` after each step of the
-    optimizer. Parameters are looked up by name in the model that is passed, wrapped or not (DDP, FSDP2, compile). False
-    if no parameter is partly trained; both calls then do nothing.
+    Call `begin` before each training, `mask_gradients` after each backward pass, before gradients are clipped, and
+    `restore` after each step of the optimizer. Parameters are looked up by name in the model that is passed, wrapped or
+    not (DDP, FSDP2, compile). False if no parameter is partly trained; the calls then do nothing.
     """
 
     def __init__(self, masks: Mapping[str, Bool[Tensor, ...]]) -> None:
@@ -88,6 +88,10 @@ class FrozenWeights:
 
     def __bool__(self) -> bool:
         return bool(self._masks)
+
+    def begin(self) -> None:
+        """Forget the values of an earlier training: the entries may have been trained by another one since."""
+        self._kept.clear()
 
     @torch.no_grad()
     def mask_gradients(self, model: nn.Module) -> None:

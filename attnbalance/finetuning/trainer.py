@@ -226,6 +226,7 @@ class ObjectiveMixin(_Base):
         if self.objective.needs.states:
             options["output_hidden_states"] = True
         if (self.objective.needs.rows or watching) and self._hooked is not None:
+            self._hooked.check_implementation()
             options["output_attentions"] = True
             if self._hooked.kernel != "eager":
                 options[QUERY] = extra[QUERY]

@@ -119,8 +119,11 @@ def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, 
         check_optimizer(trainer)
     if partly and trainer.is_deepspeed_enabled:
         raise ModelError("parts of fused weights cannot be trained under DeepSpeed; use DDP or FSDP2")
-    if trainer.model_init is not None and (rules or not objective.plain):
-        raise ModelError("an objective needs one model: pass model=, not model_init=")
+    reads = getattr(trainer, "_hooked", None) is not None
+    if trainer.model_init is not None and (rules or reads or not objective.plain):
+        raise ModelError(
+            "an objective, and evaluations that watch attention, need one model: pass model=, not model_init="
+        )
 
 
 def router_coefficient(trainer: Trainer) -> float:

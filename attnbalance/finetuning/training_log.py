@@ -38,7 +38,9 @@ def trajectory(log: Log) -> list[dict[str, object]]:
     result = list[dict[str, object]]()
     for entry in log:
         if "eval_objective" in entry:
-            by_layer = [value for name, value in entry.items() if name.startswith(f"eval_{SUBJECT_ATTENTION}/")]
+            prefix = f"eval_{SUBJECT_ATTENTION}/"  # a saved log holds the layers in alphabetical order: 0, 1, 10, 2
+            layers = {int(name.removeprefix(prefix)): share for name, share in entry.items() if name.startswith(prefix)}
+            by_layer = [layers[layer] for layer in sorted(layers)]
             scalars = {name: entry[f"eval_{name}"] for name in SCALARS if f"eval_{name}" in entry}
             result.append({"step": int(entry["step"]), **scalars, SUBJECT_ATTENTION: by_layer})
     return result

@@ -18,7 +18,7 @@ from attnbalance.models.forward import base_of, evaluating, position_limit, unca
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.merge_adapters import merged
 from attnbalance.models.norms import Norm, norm_of
-from attnbalance.models.single_layers import mlp_alone
+from attnbalance.models.single_layers import check_no_mlp, mlp_alone
 
 TOLERANCE = 1e-4
 """Largest difference, relative to the largest entry, between head outputs from the weights and the model's own."""
@@ -63,6 +63,7 @@ class BridgedModel:
         block = self.bridge.blocks[layer]
         mlp = getattr(block, "mlp", None)
         if mlp is None:
+            check_no_mlp(block, layer, self.name)
             return torch.zeros_like(x)
         before = getattr(block, "ln2", None) or (getattr(block, "ln1", None) if self.parallel else None)
         try:

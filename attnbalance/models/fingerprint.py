@@ -165,9 +165,13 @@ def files_fingerprint(path: str | Path) -> str | None:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The files that the indices of a folder's weights name; they may stand in folders below it."""
-    indices = [read_json(index).get("weight_map") for index in folder.glob("*.index.json")]
-    return [folder / str(name) for names in indices if isinstance(names, dict) for name in names.values()]
+    """The files of weights that a folder's indices or config.json name; they may stand in folders below it."""
+    names = [read_json(folder / "config.json").get("transformers_weights")]
+    named = [folder / name for name in names if isinstance(name, str)]
+    indices = [file for part in {folder, *(file.parent for file in named)} for file in part.glob("*.index.json")]
+    maps = [(file.parent, read_json(file).get("weight_map")) for file in indices]
+    shards = [parent / str(name) for parent, files in maps if isinstance(files, dict) for name in files.values()]
+    return [*named, *indices, *shards]
 
 
 def _changed(file: Path) -> str:

@@ -70,9 +70,11 @@ def _without_own_adapters(twin: Any) -> Module:
     """The model with the adapters that transformers itself put into it merged, or left out if switched off."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    for name, layer in list(twin.named_modules()):
-        if isinstance(layer, BaseTunerLayer):
-            if not layer.disable_adapters:
-                layer.float().merge()  # pyright: ignore[reportAttributeAccessIssue]
-            twin.set_submodule(name, layer.get_base_layer())
+    layers = [(name, layer) for name, layer in twin.named_modules() if isinstance(layer, BaseTunerLayer)]
+    if any(not layer.disable_adapters for _, layer in layers):
+        twin.float()
+    for name, layer in layers:
+        if not layer.disable_adapters:
+            layer.merge()  # pyright: ignore[reportAttributeAccessIssue]
+        twin.set_submodule(name, layer.get_base_layer())
     return twin

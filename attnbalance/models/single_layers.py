@@ -31,6 +31,16 @@ def mlp_alone(block: Any, x: Float[Tensor, "1 prompt d_model"]) -> Any:
     return mlp(x)
 
 
+def check_no_mlp(block: Any, layer: int, name: str) -> None:
+    """Raise `ModelError` if a block in which the bridge has no MLP holds matrices outside its attention."""
+    attention = {id(parameter) for parameter in block.attn.parameters()}
+    hidden = [inner for inner, p in block.named_parameters() if p.dim() > 1 and id(p) not in attention]
+    if hidden:
+        raise ModelError(
+            f"{name}: layer {layer} holds {hidden[0]} in no MLP that TransformerLens knows; its MLP cannot be read"
+        )
+
+
 @torch.no_grad()
 def check_single_layers(model: BridgedModel) -> None:
     """Check that values and MLPs read the residual stream as `value_input` and `mlp_output` do, on a few random tokens.
@@ -48,6 +58,8 @@ def check_single_layers(model: BridgedModel) -> None:
     _, kept = model.run(ids, torch.ones_like(ids), dict.fromkeys(names, lambda x: x[0]))
     for i in model.layers:
         _same(model, "values", i, model.value_input(i, kept[pre.format(i)]), kept[values.format(i)])
+    for i in set(model.layers).difference(with_mlp):
+        check_no_mlp(model.bridge.blocks[i], i, model.name)
     for i in with_mlp:
         _same(model, "MLP", i, model.mlp_output(i, kept[mid.format(i)]), kept[written.format(i)])
 

@@ -19,9 +19,16 @@ from attnbalance.errors import ModelError
 from attnbalance.models.build_bridge import build_bridge, refusing
 from attnbalance.models.hooked import HookedModel
 
-ROLES = ("q", "k", "v", "o", "row", "mlp", "rest")
+ROLES = ("q", "k", "v", "o", "row", "gate", "mlp", "rest")
 """q, k, v, o: the projections of attention with their biases, and the norms of queries, keys and values. row: what else
-an attention module has (sinks). mlp: the MLP. rest: what else a layer has (the norms of the residual stream)."""
+rows depend on (sinks). gate: what is between the values and W_O (gates, norms). mlp: the MLP. rest: what else a layer
+has (the norms of the residual stream, Mamba beside attention)."""
+
+INSIDE = {
+    "sinks": "row", "gate_proj": "gate", "g_proj": "gate", "attn_sub_norm": "gate", "output.LayerNorm": "rest",
+}  # fmt: skip
+"""The roles of what attention modules hold beside projections and their norms, by name: sinks (gpt-oss), gates (AFMoE,
+Laguna), a norm before W_O (BitNet), a norm of the residual stream (BERT)."""
 
 _Kind = tuple[type[Module], tuple[tuple[str, tuple[int, ...]], ...]]
 """The class of an attention module, and the names and shapes of its parameters: what its layout depends on."""
@@ -153,6 +160,12 @@ def _labels(attention: Module, kind: _Kind, where: str) -> _Labels:
     labels, start = {}, 0
     for name, shape in kind[1]:
         part = slice(start, start + math.prod(shape))
+        other = roles[part] == ROLES.index("row")
+        if bool(other.any()):
+            inner = name.removesuffix(".weight").removesuffix(".bias")
+            if inner not in INSIDE:
+                raise ModelError(f"{where}: {name} of its attention is no projection, norm or sink that is known")
+            roles[part] = torch.where(other, ROLES.index(INSIDE[inner]), roles[part])
         labels[name] = _short(roles[part].reshape(shape)), _short(heads[part].reshape(shape))
         start = part.stop
     return labels
@@ -184,6 +197,8 @@ def _layer(block: Any, path: str, labels: _Labels, parameter_names: Mapping[int,
         for p in child.parameters()
     }
     mlp = {parameter_names.get(id(p)) for p in getattr(block, "mlp", Module()).parameters() if id(p) not in elsewhere}
+    if hidden := [name for name, shape in own.items() if len(shape) > 1 and name not in attention and not mlp]:
+        raise ModelError(f"{hidden[0]} is in no MLP that TransformerLens knows, so MLPs cannot be told from the rest")
     roles, heads = {}, {}
     for name, shape in own.items():
         ones = torch.ones([1] * len(shape), dtype=torch.int16)

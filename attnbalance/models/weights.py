@@ -20,14 +20,15 @@ from attnbalance.models.merge_adapters import merged, merged_base
 from attnbalance.models.weight_roles import weight_roles
 
 PARTS = ("qk", "ov", "mlp", "rest")
-"""qk: W_Q, W_K, their biases and norms, sinks: all that turns the residual stream into attention rows. ov: W_V, W_O.
-mlp: the MLPs. rest: embeddings, unembedding, the norms of the residual stream, and what is not a weight: buffers
-(rotary frequencies, a router's bias) and the configuration (window, softcaps, epsilon of norms)."""
+"""qk: W_Q, W_K, their biases and norms, sinks: all that turns the residual stream into attention rows. ov: W_V, W_O,
+and gates and norms between them. mlp: the MLPs. rest: embeddings, unembedding, the norms of the residual stream, Mamba
+beside attention, and what is not a weight: buffers (rotary frequencies, a router's bias) and the configuration (window,
+softcaps, epsilon of norms)."""
 
 HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 """Settings that say how weights of one shape are divided among heads."""
 
-_ROLES_OF = {"qk": ("q", "k", "row"), "ov": ("v", "o"), "mlp": ("mlp",), "rest": ("rest",)}
+_ROLES_OF = {"qk": ("q", "k", "row"), "ov": ("v", "gate", "o"), "mlp": ("mlp",), "rest": ("rest",)}
 
 Masks = Mapping[str, Mapping[str, Bool[Tensor, "..."]]]
 """For each part, its parameters by name, each with a mask of the entries that belong to it."""

@@ -265,7 +265,7 @@ def _others(facts: Sequence[Fact], own: Sequence[int]) -> Iterator[tuple[tuple[i
 
     `own` holds the index of each fact's token; for which answers are right, see `AnswerTokens.ambiguous`.
     """
-    accepted = [tuple(map(_folded, fact.answers)) for fact in facts]
+    accepted = [fact.folded_answers for fact in facts]
     tokens_of: dict[tuple[str, ...], set[int]] = {}  # several, if one answer is spelled in several ways
     for answers, index in zip(accepted, own, strict=True):
         tokens_of.setdefault(answers, set()).add(index)
@@ -288,10 +288,6 @@ def _same_answers(accepted: Collection[tuple[str, ...]]) -> Mapping[tuple[str, .
         for text in answers:
             holding.setdefault(text, set()).add(answers)
     return {answers: set.union(*(holding[text] for text in answers)) for answers in accepted}
-
-
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 def _appended(encoding: Encoding, ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> Encoding:

@@ -160,8 +160,13 @@ def read_readout_ranks(
             continue
         scores = (state[indices] @ model.weights.W_U[:, list(candidates)]).cpu()
         scores = scores - scores.mean(dim=0)
+        accepted = [set(answer_tokens.prompts[i].fact.folded_answers) for i in indices]
         for row, i in enumerate(indices):
-            strangers = [k for k, j in enumerate(indices) if answer_tokens.answer[j] in answer_tokens.others[i]]
+            strangers = [
+                k
+                for k, j in enumerate(indices)
+                if answer_tokens.answer[j] in answer_tokens.others[i] and accepted[k].isdisjoint(accepted[row])
+            ]
             if not strangers:
                 raise DataError(
                     f"no prompt of relation {relation!r} has another answer than {answer_tokens.prompts[i].text!r}; "

@@ -387,6 +387,39 @@ def test_ways_of_training_that_would_do_less_than_asked_are_refused(tmp_path):
         )
 
 
+def test_evaluations_that_watch_attention_need_one_model(tmp_path):
+    """The model that `model_init` makes is not the one whose attention would be watched."""
+    settings = {"model_init": lambda: tiny_model("llama"), "processing_class": tiny_tokenizer("bos")}
+    data = {"train_dataset": some_examples(), "eval_dataset": some_examples()}
+    with pytest.raises(ModelError, match="evaluations that watch attention, need one model"):
+        ObjectiveTrainer(args=arguments(tmp_path), **settings, **data, objective="ce")
+    ObjectiveTrainer(args=arguments(tmp_path), **settings, train_dataset=some_examples(), objective="ce").train()
+
+
+@pytest.mark.parametrize("objective", ["ce", "ce + barrier"])
+def test_another_attention_set_after_the_trainer_was_made_is_refused(tmp_path, objective):
+    """Whole maps would be read as rows, in batches whose size happens to fit."""
+    model = tiny_model("llama")
+    trainer = made(tmp_path, model, objective, eval_dataset=some_examples())
+    trainer.evaluate()
+    model.set_attn_implementation("eager")
+    with pytest.raises(ModelError, match="runs attention implementation 'eager', set after it was loaded"):
+        trainer.evaluate()
+
+
+def test_weights_frozen_in_one_training_may_be_trained_by_another_in_between(tmp_path):
+    model = tiny_model("llama")
+    frozen = {head: train_only(model, select_weights(model, f"q@0.{head}")) for head in (0, 1)}
+    weight, size = model.model.layers[0].self_attn.q_proj.weight, 8
+    for head in (0, 1, 0, 1):
+        before = weight.detach().clone()
+        model.requires_grad_(False)
+        weight.requires_grad_(True)
+        made(tmp_path, model, "ce", frozen=frozen[head]).train()
+        moved = (weight.detach() != before).any(dim=1).view(-1, size).any(dim=1)
+        assert moved.tolist() == [i == head for i in range(4)]
+
+
 def test_a_loss_that_is_no_number_names_the_batch(tmp_path):
     with pytest.raises(ModelError, match="at step 2, in the batch that begins with .*Liechtenstein"):
         trained(tmp_path, "ce + kl(question)", learning_rate=1e38)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from attnbalance.finetuning.training_log import base_completes, stops, trajectory, validation_losses
 
 LOG = [
@@ -27,6 +29,14 @@ def test_each_number_is_read_back_by_its_name() -> None:
     ]
     assert base_completes(LOG) == {"statement": 0.5, "constant answer": 0.1}
     assert trajectory([]) == []
+
+
+def test_layers_are_in_their_order_also_in_a_log_that_was_saved() -> None:
+    """Trainers save their log with sorted keys: layers 0, 1, 10, 11, 2, ..."""
+    entry = {"step": 2, "eval_objective": 0.5} | {f"eval_subject_attention/{layer}": layer / 100 for layer in range(12)}
+    saved = json.loads(json.dumps([entry], sort_keys=True))
+    assert list(saved[0]) != list(entry)
+    assert trajectory(saved)[0]["subject_attention"] == [layer / 100 for layer in range(12)]
 
 
 def test_early_stopping_by_hand() -> None:

@@ -138,6 +138,21 @@ def test_weights_below_the_folder_count_where_its_index_names_them(tmp_path: Pat
     assert files_fingerprint(tmp_path) != own
 
 
+def test_weights_that_the_configuration_names_count(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"transformers_weights": "best/w.safetensors"}))
+    (tmp_path / "best").mkdir()
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights, tmp_path / "best" / "w.safetensors", metadata={"format": "pt"})
+    own = files_fingerprint(tmp_path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file(weights | {name: 2 * weights[name]}, tmp_path / "best" / "w.safetensors", metadata={"format": "pt"})
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded.model.layers[0].mlp.up_proj.weight, 2 * weights[name])
+    assert files_fingerprint(tmp_path) != own
+
+
 def cached(cache: Path, commit: str, name: str = "config.json") -> None:
     """Write a file of owner/name into a Hub cache, at a commit that "main" then points to."""
     repository = cache / "models--owner--name"

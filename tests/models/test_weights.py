@@ -18,8 +18,11 @@ from torch.nn import Module
 from transformers import PretrainedConfig
 from uneven import hooked
 
-from attnbalance import HookedModel, load_model
+from attnbalance import Fact, HookedModel, load_model
+from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError, ModelError
+from attnbalance.models import weight_roles
+from attnbalance.models.bridge import bridge_of
 from attnbalance.models.weights import (
     PARTS,
     changed_parts,
@@ -27,6 +30,8 @@ from attnbalance.models.weights import (
     transplants,
     weight_parts,
 )
+from attnbalance.readings.answer_tokens import make_answer_tokens
+from attnbalance.readings.salience import read_mlp_salience
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is outside")
 
@@ -244,3 +249,40 @@ UNKNOWN: tuple[PretrainedConfig, ...] = (
 def test_a_model_whose_layers_cannot_be_told_apart_is_refused(config: PretrainedConfig) -> None:
     with pytest.raises(ModelError, match=r"(Lfm2|Falcon)ForCausalLM"):
         weight_parts(hooked(config))
+
+
+def test_gates_between_values_and_output_are_ov() -> None:
+    """No attention row of their layer depends on them; the oracle is the rows of plain eager attention."""
+    config = transformers.BitNetConfig(**(GROUPED | {"num_hidden_layers": 1}))
+    torch.manual_seed(0)
+    first = transformers.BitNetForCausalLM(config).eval()
+    other = copy.deepcopy(first)
+    with torch.no_grad():
+        other.model.layers[0].self_attn.attn_sub_norm.weight.mul_(2.0)
+        maps = [eager(model)(IDS, output_attentions=True).attentions[0] for model in (first, other)]
+    assert torch.equal(*maps)
+    assert not torch.equal(logits_of(first), logits_of(other))
+    a, b = (load_model(model, tokenizer=tiny_tokenizer()) for model in (first, other))
+    assert changed_parts(a, b, weight_parts(a)) == ("ov",)
+    assert torch.equal(logits_of(transplant_weights(a, b, ("ov",)).model), logits_of(other))
+    assert torch.equal(logits_of(transplant_weights(a, b, ("qk",)).model), logits_of(first))
+
+
+def test_mlps_that_transformerlens_does_not_know_are_refused_by_name() -> None:
+    sizes = {name: size for name, size in GROUPED.items() if name != "intermediate_size"}
+    config = transformers.GraniteMoeHybridConfig(
+        **sizes, layer_types=["attention", "attention"], num_local_experts=0, shared_intermediate_size=48,
+        mamba_n_heads=8, mamba_d_head=8, position_embedding_type="rope",
+    )  # fmt: skip
+    model = load_model(transformers.GraniteMoeHybridForCausalLM(config).eval(), tokenizer=tiny_tokenizer())
+    with pytest.raises(ModelError, match=r"shared_mlp\.input_linear\.weight is in no MLP that TransformerLens knows"):
+        weight_parts(model)
+    prompts = make_prompts([Fact("Ann", "sport", ("golf",)), Fact("Bo", "sport", ("polo",))])
+    with pytest.raises(ModelError, match=r"layer 0 holds .*shared_mlp.* in no MLP that TransformerLens knows"):
+        read_mlp_salience(bridge_of(model), make_answer_tokens(prompts, model.tokenizer))
+
+
+def test_an_unknown_part_of_attention_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(weight_roles.INSIDE, "sinks")
+    with pytest.raises(ModelError, match="sinks of its attention is no projection, norm or sink that is known"):
+        weight_parts(hooked("gpt_oss"))

@@ -13,10 +13,11 @@ from tiny import FACTS, GROUPED, tiny_model, tiny_tokenizer
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from attnbalance import load_model
+from attnbalance import Fact, load_model
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import BridgedModel, bridge_of
+from attnbalance.readings import salience
 from attnbalance.readings.answer_tokens import AnswerTokens, make_answer_tokens
 from attnbalance.readings.salience import read_mlp_salience, read_readout_ranks, read_value_salience, top_neurons
 
@@ -236,6 +237,22 @@ def test_answers_planted_in_the_values_rank_first_at_their_subject_and_not_at_an
     assert found.control[:6].tolist() == [2] * 6  # there the other subject's answer alone scores higher
     assert (found.control[6:] > 1).all()  # as it does for sports, where golf is planted twice
     assert found.candidates.tolist() == [6] * 6 + [3] * 4
+
+
+@torch.no_grad()
+def test_a_control_is_at_a_subject_for_whom_the_answer_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liz accepts Tom's answer too, though her first one is wrong for Tom. At her alone it is read out."""
+    facts = (("Tom", "Paris"), ("Liz", "Rome", "Paris"), ("Ben", "Rome"), ("Sue", "Oslo"))
+    prompts = make_prompts([Fact(name, "city", tuple(answers)) for name, *answers in facts])
+    network = random_model("llama")
+    tokens = make_answer_tokens(prompts, tiny_tokenizer())
+    model = opened(network, tokens)
+    unembed = model.weights.W_U[:, list(tokens.candidates["city"])]
+    scores = torch.zeros(4, 3)
+    scores[:, tokens.answer[0]] = torch.tensor([-10.0, 10.0, -10.0, -10.0])
+    monkeypatch.setattr(salience, "_read_out", lambda *arguments: scores @ torch.linalg.pinv(unembed))
+    ranks = [read_readout_ranks(model, tokens, seed=seed) for seed in range(20)]
+    assert {int(rank.control[0]) for rank in ranks} == {3}
 
 
 @torch.no_grad()

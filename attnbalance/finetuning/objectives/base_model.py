@@ -37,13 +37,11 @@ class BaseModel:
     def ask(self, form: str, examples: Sequence[Example]) -> list[Prompt]:
         """The prompts that ask for the examples' facts in one of `FORMS`, or each relation's in its `BEST`."""
         prompts, shots_from = prompts_of(examples), prompts_of(self.among)
-        if form != BEST:
-            return in_form(form, prompts, self.seed, shots_from)
         asked = dict[int, Prompt]()
-        for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):
+        for relation in dict.fromkeys(prompt.fact.relation for prompt in prompts):  # its shots depend on no other
             own = [i for i, prompt in enumerate(prompts) if prompt.fact.relation == relation]
-            best = self.best.get(relation, FORMS[0])
-            asked |= zip(own, in_form(best, [prompts[i] for i in own], self.seed, shots_from), strict=True)
+            named = self.best.get(relation, FORMS[0]) if form == BEST else form
+            asked |= zip(own, in_form(named, [prompts[i] for i in own], self.seed, shots_from), strict=True)
         return [asked[i] for i in range(len(prompts))]
 
 

@@ -8,10 +8,27 @@ from base_oracle import (
     base,
 )
 from peft import LoraConfig, get_peft_model
-from tiny import tiny_model
+from tiny import tiny_model, tiny_tokenizer
 from trainers import lora
 
-from attnbalance.finetuning.objectives.base_model import base_is_kept, without_adapters
+from attnbalance import Fact
+from attnbalance.finetuning.examples import make_examples
+from attnbalance.finetuning.objectives.base_model import BaseModel, base_is_kept, without_adapters
+from attnbalance.models.hooked import hook
+
+
+@pytest.mark.parametrize("form", ["few-shot", "few-shot-statement", "best"])
+def test_a_fact_has_the_same_shots_in_whichever_order_relations_come(form):
+    cities = [Fact(f"Town {i}", "city", (f"Rome {i}",)) for i in range(8)]
+    sports = [Fact(f"Ann {i}", "sport", (f"golf {i}",)) for i in range(8)]
+    tokenizer = tiny_tokenizer()
+    train = make_examples([*cities, *sports], tokenizer)
+    best = {"city": "few-shot", "sport": "few-shot"}
+    base = BaseModel(hook(tiny_model("llama"), tokenizer, "tiny"), among=train, best=best)
+    asked = {prompt.fact: prompt.text for prompt in base.ask(form, train)}
+    for facts in ([*sports, *cities], sports, sports[3:]):
+        prompts = base.ask(form, make_examples(facts, tokenizer))
+        assert [prompt.text for prompt in prompts] == [asked[fact] for fact in facts]
 
 
 @pytest.mark.parametrize("native", [False, True])
