@@ -171,6 +171,7 @@ def results_config(
         "how": asdict(settings),
         "skip_bad": skip_bad,
         "readings": list(readings),
+        "shortcuts": [spec.run.get("shortcuts") for spec in specs] if readings else None,
         "attnbalance_version": metadata.version("attnbalance"),
     }
 

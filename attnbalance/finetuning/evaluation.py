@@ -100,23 +100,30 @@ def _subject_attention(forward: ForwardPass, like: Tensor) -> Float[Tensor, "exa
     return forward.rows.masked_fill(~forward.spans["subject"][:, None, None, :], 0.0).amax(-1).mean(-1)
 
 
-def watched_means(prediction: EvalPrediction) -> dict[str, float]:
+@dataclass(frozen=True)
+class WatchedMeans:
     """The means over all evaluated examples, however these were batched and spread over processes, by logged name.
 
     `objective`: per token and per example, added up. `answer_loss`: per token. `accuracy`: share of right answers.
     `shortcut_rate`: share of shortcuts among the wrong answers of which it is known; left out if there are none.
     Examples about no fact count in the first two alone.
     """
-    watched = Watched.unpack(torch.as_tensor(prediction.predictions).double())  # pyright: ignore[reportArgumentType]
-    tokens = watched.tokens.sum()
-    means = {
-        "objective": float(watched.token_terms.sum() / tokens + watched.example_terms.mean()),
-        "answer_loss": float(watched.answer_loss.sum() / tokens),
-    }
-    if not watched.right.isnan().all():
-        means["accuracy"] = float(watched.right.nanmean())
-    known = watched.shortcut[(watched.right == 0) & ~watched.shortcut.isnan()]
-    if len(known):
-        means["shortcut_rate"] = float(known.mean())
-    by_layer = enumerate(watched.subject_attention.nanmean(0).tolist())
-    return means | {f"{SUBJECT_ATTENTION}/{layer}": value for layer, value in by_layer if not math.isnan(value)}
+
+    layers: tuple[int, ...]
+    """The numbers of the layers whose attention is watched."""
+
+    def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+        """The means of what an evaluation gathered."""
+        watched = Watched.unpack(torch.as_tensor(prediction.predictions).double())  # pyright: ignore[reportArgumentType]
+        tokens = watched.tokens.sum()
+        means = {
+            "objective": float(watched.token_terms.sum() / tokens + watched.example_terms.mean()),
+            "answer_loss": float(watched.answer_loss.sum() / tokens),
+        }
+        if not watched.right.isnan().all():
+            means["accuracy"] = float(watched.right.nanmean())
+        known = watched.shortcut[(watched.right == 0) & ~watched.shortcut.isnan()]
+        if len(known):
+            means["shortcut_rate"] = float(known.mean())
+        by_layer = zip(self.layers, watched.subject_attention.nanmean(0).tolist(), strict=False)  # without rows: none
+        return means | {f"{SUBJECT_ATTENTION}/{layer}": value for layer, value in by_layer if not math.isnan(value)}

@@ -19,7 +19,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError, DataError, ModelError
-from attnbalance.models.forward import check_vocabulary, evaluating
+from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.shared_prefixes import copies, with_prefixes
 
@@ -284,7 +284,8 @@ def _labelled(
     if prefix is not None:
         read, cached = prefix.get_seq_length(), {"past_key_values": copies(prefix, len(examples))}
         batch |= {name: batch[name][:, read:] for name in batch if name != "attention_mask"}
-    logits = model.model(**batch, **cached).logits
+    routed = getattr(base_of(model.model).config, "output_router_logits", False)  # a loss that a prefix does not fit
+    logits = model.model(**batch, **cached, **({"output_router_logits": False} if routed else {})).logits
     positions = [(torch.tensor(example.labels) != IGNORED).nonzero()[:, 0] - 1 - read for example in examples]
     labelled = [logits[i, position.to(logits.device)].float() for i, position in enumerate(positions)]
     if torch.stack([each.isnan().any() for each in labelled]).any():

@@ -17,7 +17,7 @@ from attnbalance.finetuning.base_targets import BaseTargets
 from attnbalance.finetuning.bases import base_sums, check_resumed, keep_base, warn_of_checkpoint
 from attnbalance.finetuning.callbacks import LogBase, RestoreFrozen
 from attnbalance.finetuning.completion import completion_rates, warn_of_weak_forms
-from attnbalance.finetuning.evaluation import watch, watched_means
+from attnbalance.finetuning.evaluation import WatchedMeans, watch
 from attnbalance.finetuning.example_sets import (
     DATA_ARGUMENTS,
     are_examples,
@@ -156,7 +156,7 @@ class ObjectiveMixin(_Base):
         self.data_collator = lambda batch: collate(batch, pad_id)
         if watches:
             check_metrics(self)
-            self.compute_metrics = watched_means
+            self.compute_metrics = WatchedMeans(() if self._hooked is None else self._hooked.layers)
 
     def _with_targets(self, data: Any) -> Any:
         """A data set with the base model's numbers, if the objective needs them."""
@@ -202,7 +202,7 @@ class ObjectiveMixin(_Base):
         """
         extra = {name: value for name, value in inputs.items() if name.startswith(EXTRA)}
         inputs = {name: value for name, value in inputs.items() if name not in extra}
-        watching = return_outputs and not model.training and self.compute_metrics is watched_means
+        watching = return_outputs and not model.training and isinstance(self.compute_metrics, WatchedMeans)
         if self.objective.plain and not watching:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         own = None  # a loss of the trainer's own, which evaluations of plain cross-entropy report as well

@@ -48,8 +48,13 @@ METRICS = {"batch_eval_metrics": (False,), "eval_do_concat_batches": (True,)}
 
 
 def own_loss(trainer: Trainer) -> list[str]:
-    """The settings under which a trainer's own loss is not the cross-entropy of the labels."""
-    return _other(trainer.args, LOSS) + (["compute_loss_func"] if trainer.compute_loss_func is not None else [])
+    """What makes a trainer's own loss another than the cross-entropy of the labels."""
+    model: Any = trainer.model
+    base, adapters = base_of(model), getattr(model, "peft_config", {}).values()
+    own = _other(trainer.args, LOSS) + (["compute_loss_func"] if trainer.compute_loss_func is not None else [])
+    own += ["a loss_function of the model's own"] if getattr(base, "_loss_function", None) is not None else []
+    own += ["the model's z_loss_coefficient"] if getattr(base, "z_loss_coefficient", 0) else []
+    return own + [f"{a.peft_type.value} adapters" for a in adapters if a.peft_type.value in OWN_LOSSES]
 
 
 def check_loss(trainer: Trainer, objective: Objective) -> None:
@@ -57,9 +62,7 @@ def check_loss(trainer: Trainer, objective: Objective) -> None:
     if objective.plain:
         return
     _check_adapters(trainer.model, objective)
-    base, ignored = base_of(trainer.model), own_loss(trainer)  # pyright: ignore[reportArgumentType]
-    ignored += ["a loss_function of the model's own"] if getattr(base, "_loss_function", None) is not None else []
-    ignored += ["the model's z_loss_coefficient"] if getattr(base, "z_loss_coefficient", 0) else []
+    ignored = own_loss(trainer)
     if trainer.args.world_size > 1 and not trainer.args.average_tokens_across_devices:
         ignored += ["average_tokens_across_devices=False"]
     if trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size() > 1:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
@@ -170,10 +171,21 @@ def bridge_of(model: HookedModel) -> BridgedModel:
     devices = {parameter.device for parameter in model.model.parameters()}
     if len(devices) > 1:
         raise ModelError(f"{model.name} is spread over {len(devices)} devices; load it on one to take it apart")
+    check_multipliers(base_of(model.model).config, model.name)
     twin = base_of(merged(model)).float().eval().requires_grad_(False)
     with refusing(model):
         bridge = build_bridge(model, twin)
         return _checked(BridgedModel(bridge, weights_of(bridge), model, model.layers))
+
+
+def check_multipliers(config: PreTrainedConfig, name: str) -> None:
+    """Raise `ModelError` for factors of what attention and MLPs add (Falcon-H1), which TransformerLens leaves out."""
+    factors = [getattr(config, "attention_out_multiplier", 1.0), *getattr(config, "mlp_multipliers", ())[1:]]
+    if any(factor != 1 for factor in factors):
+        raise ModelError(
+            f"{name} multiplies what its attention and MLPs add (by {', '.join(f'{factor:g}' for factor in factors)}), "
+            "which TransformerLens leaves out: it cannot be taken apart"
+        )
 
 
 def _checked(bridged: BridgedModel) -> BridgedModel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,9 @@ INSIDE = {
 }  # fmt: skip
 """The roles of what attention modules hold beside projections and their norms, by name: sinks (gpt-oss), gates (AFMoE,
 Laguna), a norm before W_O (BitNet), a norm of the residual stream (BERT)."""
+
+MLP = re.compile(r"\.(\w*mlp|\w*moe|experts|router)\.")
+"""The names of MLPs and their experts that a bridge does not know (Gemma 4's beside a dense one, Granite 4's)."""
 
 _Kind = tuple[type[Module], tuple[tuple[str, tuple[int, ...]], ...]]
 """The class of an attention module, and the names and shapes of its parameters: what its layout depends on."""
@@ -197,8 +201,11 @@ def _layer(block: Any, path: str, labels: _Labels, parameter_names: Mapping[int,
         for p in child.parameters()
     }
     mlp = {parameter_names.get(id(p)) for p in getattr(block, "mlp", Module()).parameters() if id(p) not in elsewhere}
-    if hidden := [name for name, shape in own.items() if len(shape) > 1 and name not in attention and not mlp]:
-        raise ModelError(f"{hidden[0]} is in no MLP that TransformerLens knows, so MLPs cannot be told from the rest")
+    others = [name for name in own if name not in attention and name not in mlp]
+    mlp |= {name for name in others if MLP.search(name) and "norm" not in name.lower()}  # beside a dense one, or alone
+    unknown = [name for name in others if len(own[name]) > 1 and name not in mlp and "mamba" not in name]
+    if unknown:
+        raise ModelError(f"{unknown[0]} is in no attention, MLP or Mamba that is known: its part cannot be told")
     roles, heads = {}, {}
     for name, shape in own.items():
         ones = torch.ones([1] * len(shape), dtype=torch.int16)

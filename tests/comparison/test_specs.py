@@ -7,9 +7,9 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from tiny import FACTS
+from tiny import FACTS, tiny_model
 
-from attnbalance import FactSet
+from attnbalance import Fact, FactSet
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, parse_spec, results_config
 from attnbalance.errors import DataError, OutputError
 from attnbalance.files.outputs import MARKER, write_json
@@ -95,3 +95,12 @@ def test_the_config_of_results_changes_with_the_base_of_an_adapter_on_the_hub(
     assert files == [["a", files_fingerprint(llama_folder)]]
     (llama_folder / "config.json").write_text((llama_folder / "config.json").read_text() + " ")
     assert files != results_config(specs, facts, MeasureSettings(), False)["files"]
+
+
+def test_shortcuts_that_a_run_recorded_are_part_of_what_results_depend_on(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    spec, facts = ModelSpec("a", str(tmp_path)), FactSet((Fact("France", "capital", ("Paris",)),))
+    before = results_config([spec], facts, MeasureSettings(), False, ["subject attention"])
+    write_json(tmp_path / MARKER, {"kind": "finetune", "shortcuts": {"capital": ["Rome"]}})
+    after = results_config([spec], facts, MeasureSettings(), False, ["subject attention"])
+    assert {name for name in after if after[name] != before[name]} == {"shortcuts"}

@@ -9,7 +9,7 @@ import torch
 from objective_oracle import hand_rows, made
 from transformers import EvalPrediction
 
-from attnbalance.finetuning.evaluation import NUMBERS, Watched, watch, watched_means
+from attnbalance.finetuning.evaluation import NUMBERS, Watched, WatchedMeans, watch
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 from attnbalance.finetuning.objectives.parse import parse_objective
 
@@ -23,7 +23,7 @@ def watched(count: int, **columns: list[float]) -> Watched:
 
 
 def means(values: Watched) -> dict[str, float]:
-    return watched_means(EvalPrediction(predictions=values.pack().numpy(), label_ids=None))
+    return WatchedMeans((0,))(EvalPrediction(predictions=values.pack().numpy(), label_ids=None))
 
 
 def test_the_shortcut_is_what_is_predicted_where_it_differs_from_the_answer() -> None:
@@ -85,3 +85,12 @@ def test_a_shortcut_that_is_unknown_gives_no_rate() -> None:
     assert "shortcut_rate" not in rates((1.0, 0.0), (0.0, NAN))
     assert "shortcut_rate" not in rates((1.0, 0.0))
     assert rates((0.0, 1.0), (0.0, 0.0), (0.0, NAN), (1.0, 0.0))["shortcut_rate"] == 0.5
+
+
+def test_attention_is_named_by_the_layers_that_have_it() -> None:
+    values = Watched(
+        **{name: torch.ones(2) for name in NUMBERS}, subject_attention=torch.tensor([[0.1, 0.3], [0.3, 0.5]])
+    )
+    named = WatchedMeans((2, 4))(EvalPrediction(predictions=values.pack().numpy(), label_ids=None))
+    attention = {name: share for name, share in named.items() if "attention" in name}
+    assert attention == {"subject_attention/2": pytest.approx(0.2), "subject_attention/4": pytest.approx(0.4)}

@@ -11,6 +11,7 @@ import transformers
 from peft import AdaLoraConfig, LoraConfig, PromptTuningConfig, get_peft_model
 from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
 from transformers import Trainer, TrainingArguments
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from attnbalance.errors import DataError, ModelError
 from attnbalance.finetuning.examples import QUERY, SPAN, collate, make_examples
@@ -192,6 +193,29 @@ def test_a_loss_of_the_trainers_own_is_refused_beside_an_objective_and_followed_
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     for parameter, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(parameter, other, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("own", ["loss_function", "adalora"])
+def test_plain_evaluation_reports_the_loss_that_a_model_brings(tmp_path, own):
+    """The oracle is transformers' own trainer with the same model and rows."""
+
+    def model():
+        base = tiny_model("llama")
+        if own == "loss_function":
+            base.loss_function = lambda *tensors, **settings: 3 * ForCausalLMLoss(*tensors, **settings)
+            return base
+        torch.manual_seed(0)
+        config = AdaLoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], total_step=10, orth_reg_weight=5.0)
+        return get_peft_model(base, config)
+
+    rows, losses = some_examples(), []
+    for kind, more in ((ObjectiveTrainer, {"objective": "ce"}), (Trainer, {"data_collator": collate})):
+        trainer = kind(
+            model=model(), args=settings(tmp_path), train_dataset=rows, eval_dataset=rows, processing_class=TOKENIZER,
+            **more,
+        )  # fmt: skip
+        losses.append(trainer.evaluate()["eval_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_loss_of_the_models_own_is_refused_beside_an_objective(tmp_path):

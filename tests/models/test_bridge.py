@@ -13,7 +13,7 @@ from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
 from attnbalance.models import bridge as bridges
-from attnbalance.models.bridge import bridge_of
+from attnbalance.models.bridge import bridge_of, check_multipliers
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is outside")
 
@@ -84,3 +84,12 @@ def test_an_unembedding_of_another_width_than_the_residual_stream_is_refused_by_
         ModelError, match="OPTForCausalLM: its unembedding reads 16 numbers, into which .* of 32 is projected"
     ):
         bridge_of(hooked(narrow))
+
+
+def test_multipliers_that_the_bridge_leaves_out_are_refused() -> None:
+    """Falcon-H1's factors of what attention and MLPs add."""
+    for setting in ({"attention_out_multiplier": 0.5}, {"mlp_multipliers": [1.0, 0.7]}):
+        with pytest.raises(ModelError, match="which TransformerLens leaves out: it cannot be taken apart"):
+            check_multipliers(transformers.FalconH1Config(**setting), "tiny")
+    check_multipliers(transformers.FalconH1Config(), "tiny")
+    check_multipliers(transformers.LlamaConfig(), "tiny")

@@ -268,18 +268,48 @@ def test_gates_between_values_and_output_are_ov() -> None:
     assert torch.equal(logits_of(transplant_weights(a, b, ("qk",)).model), logits_of(first))
 
 
-def test_mlps_that_transformerlens_does_not_know_are_refused_by_name() -> None:
+def granite() -> HookedModel:
+    """Granite 4's dense layout: a `shared_mlp` beside attention."""
     sizes = {name: size for name, size in GROUPED.items() if name != "intermediate_size"}
     config = transformers.GraniteMoeHybridConfig(
         **sizes, layer_types=["attention", "attention"], num_local_experts=0, shared_intermediate_size=48,
         mamba_n_heads=8, mamba_d_head=8, position_embedding_type="rope",
     )  # fmt: skip
-    model = load_model(transformers.GraniteMoeHybridForCausalLM(config).eval(), tokenizer=tiny_tokenizer())
-    with pytest.raises(ModelError, match=r"shared_mlp\.input_linear\.weight is in no MLP that TransformerLens knows"):
-        weight_parts(model)
+    return load_model(transformers.GraniteMoeHybridForCausalLM(config).eval(), tokenizer=tiny_tokenizer())
+
+
+def test_mlps_that_transformerlens_does_not_know_are_told_by_name_and_their_salience_is_refused() -> None:
+    model = granite()
+    named = {name for name, _ in model.model.named_parameters() if "shared_mlp" in name}
+    assert len(named) == 4
+    assert set(weight_parts(model)["mlp"]) == named
     prompts = make_prompts([Fact("Ann", "sport", ("golf",)), Fact("Bo", "sport", ("polo",))])
     with pytest.raises(ModelError, match=r"layer 0 holds .*shared_mlp.* in no MLP that TransformerLens knows"):
         read_mlp_salience(bridge_of(model), make_answer_tokens(prompts, model.tokenizer))
+
+
+def test_experts_beside_a_dense_mlp_are_mlps() -> None:
+    """Gemma 4 has both in a layer; its bridge knows the dense one alone."""
+    config = transformers.Gemma4TextConfig(
+        **(GROUPED | {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 0}), enable_moe_block=True,
+        num_experts=2, top_k_experts=1, moe_intermediate_size=16, num_kv_shared_layers=0,
+        layer_types=["full_attention"] * 2, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = load_model(transformers.Gemma4ForCausalLM(config).eval(), tokenizer=tiny_tokenizer())
+    parts = weight_parts(model)
+    moved = {name for name, _ in model.model.named_parameters() if ".experts." in name or ".router." in name}
+    assert moved
+    assert moved <= set(parts["mlp"])
+    assert not [name for name in parts["mlp"] if "norm" in name]
+
+
+def test_an_unknown_matrix_of_a_layer_is_refused_by_name() -> None:
+    model = granite()
+    for block in model.model.model.layers:  # pyright: ignore
+        block.add_module("odd", torch.nn.Linear(32, 32))
+    with pytest.raises(ModelError, match=r"odd\.weight is in no attention, MLP or Mamba that is known"):
+        weight_parts(model)
 
 
 def test_an_unknown_part_of_attention_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
