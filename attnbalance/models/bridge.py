@@ -180,11 +180,12 @@ def bridge_of(model: HookedModel) -> BridgedModel:
 
 def check_multipliers(config: PreTrainedConfig, name: str) -> None:
     """Raise `ModelError` for factors of what attention and MLPs add (Falcon-H1), which TransformerLens leaves out."""
-    factors = [getattr(config, "attention_out_multiplier", 1.0), *getattr(config, "mlp_multipliers", ())[1:]]
-    if any(factor != 1 for factor in factors):
+    factors = [getattr(config, "attention_out_multiplier", 1.0), *(getattr(config, "mlp_multipliers", None) or ())[1:]]
+    odd = [f"{factor:g}" for factor in factors if factor != 1]
+    if odd:
         raise ModelError(
-            f"{name} multiplies what its attention and MLPs add (by {', '.join(f'{factor:g}' for factor in factors)}), "
-            "which TransformerLens leaves out: it cannot be taken apart"
+            f"{name} multiplies what its attention or MLPs add (by {', '.join(odd)}), which TransformerLens leaves "
+            "out: it cannot be taken apart"
         )
 
 

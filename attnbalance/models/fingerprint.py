@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os.path
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -160,7 +161,7 @@ def files_fingerprint(path: str | Path) -> str | None:
     named = [file for pattern in FILES for file in folder.glob(pattern)]
     digest = hashlib.sha256()
     for file in sorted({file for file in (*named, *_shards(folder)) if file.is_file() and file.name != MARKER}):
-        digest.update(f"{file.relative_to(folder)}\0{seals.hash_file(file)}\0{_changed(file)}\0".encode())
+        digest.update(f"{os.path.relpath(file, folder)}\0{seals.hash_file(file)}\0{_changed(file)}\0".encode())
     return digest.hexdigest()
 
 

@@ -168,7 +168,7 @@ def _labels(attention: Module, kind: _Kind, where: str) -> _Labels:
         if bool(other.any()):
             inner = name.removesuffix(".weight").removesuffix(".bias")
             if inner not in INSIDE:
-                raise ModelError(f"{where}: {name} of its attention is no projection, norm or sink that is known")
+                raise ModelError(f"{where}: {name} of its attention is no projection, norm, gate or sink that is known")
             roles[part] = torch.where(other, ROLES.index(INSIDE[inner]), roles[part])
         labels[name] = _short(roles[part].reshape(shape)), _short(heads[part].reshape(shape))
         start = part.stop

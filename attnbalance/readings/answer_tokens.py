@@ -40,7 +40,7 @@ class AnswerTokens:
         others: For each prompt, the indices of the wrong answers' tokens in its relation's candidates. Wrong are the
             answers of facts that share no accepted answer with this one, in any case of letters.
         ambiguous: Number of prompts for which a wrong answer is not among the others, because its token is also that of
-            the answer, or of a right one: one that only facts which share an accepted answer with this one give.
+            the answer, or of another right one: the first answer of facts that all share an accepted one with this.
         weights: For each prompt, the weights of the wrong answers in their mean. None: equal weights, which give the
             logit difference; probabilities give the margin.
     """

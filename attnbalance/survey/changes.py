@@ -46,7 +46,8 @@ def sentences(measured: Mapping[str, Knowledge]) -> list[str]:
     return [
         f"Asked as {(form := after.best_form())}, {label} answers "
         f"{_cell(_share(before, after, 'kept', form)) or 'none'} of the facts that {first} knows surely ({known}), and "
-        f"{_cell(_share(before, after, 'gained', form)) or 'none'} of those that {first} never answers ({never})."
+        f"{_cell(_share(before, after, 'gained', form)) or 'none'} of those without a right greedy answer of {first} "
+        f"({never})."
         for label, after in others
     ]
 

@@ -314,5 +314,5 @@ def test_an_unknown_matrix_of_a_layer_is_refused_by_name() -> None:
 
 def test_an_unknown_part_of_attention_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(weight_roles.INSIDE, "sinks")
-    with pytest.raises(ModelError, match="sinks of its attention is no projection, norm or sink that is known"):
+    with pytest.raises(ModelError, match="sinks of its attention is no projection, norm, gate or sink that is known"):
         weight_parts(hooked("gpt_oss"))

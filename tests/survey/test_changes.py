@@ -41,16 +41,16 @@ def test_a_share_of_no_facts_is_empty() -> None:
     before, after = (replace(known, greedy=(0.5,) * 6) for known in (made(), AFTER))
     assert as_json("base", before, after)["kept"] == {"statement": None, "question": None}
     assert sentences({"base": before, "tuned": after}) == [
-        "Asked as question, tuned answers none of the facts that base knows surely (0), and none of those that base "
-        "never answers (0)."
+        "Asked as question, tuned answers none of the facts that base knows surely (0), and none of those without a "
+        "right greedy answer of base (0)."
     ]
 
 
 def test_the_sentence_says_it_for_each_further_model() -> None:
     assert sentences({"base": made()}) == []
     assert sentences({"base": made(), "tuned": AFTER}) == [
-        "Asked as question, tuned answers 100.0% of the facts that base knows surely (1), and 50.0% of those that base "
-        "never answers (4)."
+        "Asked as question, tuned answers 100.0% of the facts that base knows surely (1), and 50.0% of those without a "
+        "right greedy answer of base (4)."
     ]
 
 
