@@ -4,7 +4,9 @@ from .comparison.comparison import Comparison as Comparison
 from .comparison.comparison import Measured as Measured
 from .comparison.specs import MeasureSettings as MeasureSettings
 from .comparison.specs import ModelSpec as ModelSpec
+from .context.compare_context import compare_context as compare_context
 from .data.batches import PromptBatch as PromptBatch
+from .data.conflicts import Conflict as Conflict
 from .data.facts import Fact as Fact
 from .data.facts import FactSet as FactSet
 from .data.prompt_sets import PromptSet as PromptSet
@@ -12,6 +14,7 @@ from .data.prompts import Prompt as Prompt
 from .data.prompts import Template as Template
 from .data.prompts import make_prompts as make_prompts
 from .data.sources.load_facts import load_facts as load_facts
+from .data.sources.swapped import make_conflicts as make_conflicts
 from .data.statements import World as World
 from .data.statements import statement_prompts as statement_prompts
 from .data.synthetic import synthetic_facts as synthetic_facts
@@ -60,6 +63,7 @@ from .models.interventions import (
 from .models.load import load_model as load_model
 from .models.weights import transplant_weights as transplant_weights
 from .papers.reproduce import reproduce as reproduce
+from .readings.answer_probability import read_answer_probability as read_answer_probability
 from .readings.answer_tokens import AnswerTokens as AnswerTokens
 from .readings.answer_tokens import make_answer_tokens as make_answer_tokens
 from .readings.attention import AttentionRows as AttentionRows
@@ -85,6 +89,8 @@ from .readings.recall import compare_accuracy as compare_accuracy
 from .readings.recall import recall as recall
 from .readings.relevance import Relevance as Relevance
 from .readings.relevance import read_relevance as read_relevance
+from .readings.reliance import Reliance as Reliance
+from .readings.reliance import read_reliance as read_reliance
 from .readings.salience import (
     ReadoutRanks as ReadoutRanks,
 )

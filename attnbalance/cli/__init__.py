@@ -10,7 +10,7 @@ import typer
 
 from attnbalance.cli.exits import Commands, show_warning
 from attnbalance.cli.finetuning import finetune
-from attnbalance.cli.measuring import curve, explain, knowledge, salience
+from attnbalance.cli.measuring import context, curve, explain, knowledge, salience
 from attnbalance.cli.running import demo, reproduce, study
 from attnbalance.data.sources.load_facts import source_names
 
@@ -41,7 +41,7 @@ def options(
 
 
 app.callback()(options)
-for command in (demo, finetune, study, reproduce, knowledge, curve, salience, explain):
+for command in (demo, finetune, study, reproduce, knowledge, curve, context, salience, explain):
     app.command()(command)
 
 

@@ -1,4 +1,4 @@
-"""Commands that measure models which exist: `curve`, `knowledge`, `salience`, `explain`."""
+"""Commands that measure models which exist: `curve`, `knowledge`, `context`, `salience`, `explain`."""
 
 from __future__ import annotations
 
@@ -116,6 +116,56 @@ def knowledge(
     )
     with noting_reuse(out):
         answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=progress)
+    print(f"{answer}\n\nTable: {Path(out) / 'table.md'}")
+
+
+def context(
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to ask: folders, GGUF files or Hub ids."),
+    ],
+    conflicts: Annotated[
+        str,
+        typer.Option(
+            metavar="SOURCE",
+            help="PATH of a .json, .jsonl, .csv, .tsv or .parquet file with the columns context, question, answer, "
+            "memory_answer, or of memo-trap; or swapped:FACTS, which states facts with each other's answers.",
+        ),
+    ],
+    out: Out,
+    relations: Relations = None,
+    template: Annotated[
+        str, typer.Option(metavar="context|alpaca-context|quote", help="How context and question are put together.")
+    ] = "context",
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    chat: Chat = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = 32,
+    trust_remote_code: TrustRemoteCode = False,
+    seed: Seed = 0,
+) -> None:
+    """Ask whether models answer knowledge conflicts from the context or from memory, and where they look.
+
+    Each question is also asked without its context. Writes table.md, context.json, answers.jsonl, context.png and
+    attention.png. Models are drawn in their order: name the checkpoints of a run in theirs. A killed run resumes.
+    """
+    from attnbalance.comparison.specs import MeasureSettings, parse_spec
+    from attnbalance.context.compare_context import compare_context
+    from attnbalance.data.sources.load_facts import SOURCES, load_facts
+
+    source = conflicts if conflicts.partition(":")[0] in SOURCES else f"conflicts:{conflicts}"
+    chosen = load_facts(source, as_names(relations), limit, seed)
+    settings = MeasureSettings(
+        template, chat, "sum", False, batch_size, dtype, device, tokenizer, trust_remote_code, seed
+    )
+    specs, progress = [parse_spec(model) for model in models], show_progress()
+    with noting_reuse(out):
+        answer = compare_context(
+            specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=progress
+        )
     print(f"{answer}\n\nTable: {Path(out) / 'table.md'}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.batches import check_lengths
@@ -24,6 +24,7 @@ def usable_prompts(
     settings: MeasureSettings,
     skip_bad: bool,
     need_answer_tokens: bool = False,
+    budgets: Callable[[PromptSet], Sequence[int]] = answer_budgets,
 ) -> tuple[PromptSet, dict[str, int]]:
     """The prompts that every model can be asked, and the number of facts dropped, by reason.
 
@@ -34,6 +35,7 @@ def usable_prompts(
     specs: the models; only their tokenizers and configurations are read.
     settings: template, chat template, scoring, and whether answers are generated.
     skip_bad: drop facts that cannot be asked; otherwise the first reason raises `BadRowsError`.
+    budgets: how many tokens may be generated after each prompt, where answers are.
     need_answer_tokens: each answer also needs another answer of its relation (see `make_answer_tokens`).
     """
     limits = [load_limits(spec.model, settings.tokenizer, settings.trust_remote_code, spec.adapter) for spec in specs]
@@ -50,7 +52,7 @@ def usable_prompts(
         encoded = PromptSet.of(prompts, limits[0][0])
         for tokenizer, positions in limits:
             encoded = PromptSet.of(encoded, tokenizer)
-            check_lengths(encoded.encodings, positions, extra=answer_budgets(encoded) if settings.recall else ())
+            check_lengths(encoded.encodings, positions, extra=budgets(encoded) if settings.recall else ())
             if need_answer_tokens:
                 make_answer_tokens(encoded, tokenizer)
         return encoded

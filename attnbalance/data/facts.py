@@ -50,7 +50,7 @@ class Fact:
         for answer in self.answers:
             _check_line("an answer", answer)
         if self.question is not None:
-            _check_text("question", self.question)
+            check_text("question", self.question)
         elif self.subject_start is not None:
             raise DataError(f"subject_start must come with a question, got {self.subject_start!r} without one")
         object.__setattr__(self, "answers", tuple(self.answers))
@@ -83,7 +83,7 @@ class Fact:
         return record | {name: value for name, value in optional.items() if value is not None}
 
 
-def _check_text(name: str, text: object) -> None:
+def check_text(name: str, text: object) -> None:
     """Raise `DataError` for what is not text, and for text that is blank or not UTF-8."""
     if not isinstance(text, str):
         raise DataError(f"{name} must be text, got {text!r}")
@@ -97,7 +97,7 @@ def _check_text(name: str, text: object) -> None:
 
 def _check_line(name: str, text: str) -> None:
     """Raise `DataError` for what is not one line of text without white space around it."""
-    _check_text(name, text)
+    check_text(name, text)
     if text != text.strip() or len(text.splitlines()) > 1:
         raise DataError(f"{name} must be one line without white space around it, got {text!r}")
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from attnbalance.arguments import expects
+from attnbalance.data.conflicts import Conflict
 from attnbalance.data.facts import Fact
 from attnbalance.errors import BadRowsError, DataError
 
 CharSpan = tuple[int, int]
 """Characters [start, end) of a text."""
 
-FIELDS = ("question", "subject", "relation")
+FIELDS = ("question", "subject", "relation", "context")
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class Prompt:
     """The text that a model is given, with a character span for each role.
 
     text: the whole text.
-    spans: characters [start, end) of `text` by role: "subject" always, "relation" if the template has it. They cannot
-        be changed: tokens are made from them once.
+    spans: characters [start, end) of `text` by role: "subject" always, "relation" and "context" if the template has
+        them, and with the context "context answer", the first mention of its answer. They cannot be changed: tokens
+        are made from them once.
     prompt_id: unique within a set of prompts, and the same for the same facts in another run.
     fact: the fact that is asked about.
     has_special_tokens: the text already holds the tokenizer's special tokens (a rendered chat), so none are added.
@@ -72,12 +74,12 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Template:
-    """A format string with the fields {question}, {subject} and {relation}.
+    """A format string with the fields {question}, {subject}, {relation} and, for conflicts, {context}.
 
     Raises `DataError` for other fields, for conversions and format specs, and for a text that does not hold exactly one
     of {question} and {subject}, exactly once.
 
-    name: "plain" (the question as it is), "qa" ("Question: {question} Answer:"), or the text itself.
+    name: one of `TEMPLATES`, or the text itself.
     text: the format string.
     """
 
@@ -111,7 +113,8 @@ class Template:
     def render(self, fact: Fact, prompt_id: str | None = None) -> Prompt:
         """The prompt for one fact; `prompt_id` defaults to "relation/subject".
 
-        Raises `DataError` if the fact's question does not hold its subject exactly once and `subject_start` is not set.
+        Raises `DataError` if the fact's question does not hold its subject exactly once and `subject_start` is not set,
+        and for a context of a fact that is no `Conflict`.
         """
         text, spans = "", {}
         for literal, name, _, _ in string.Formatter().parse(self.text):
@@ -123,13 +126,27 @@ class Template:
                 question, (subject_start, subject_end) = question_of(fact)
                 text += question
                 spans["subject"] = (start + subject_start, start + subject_end)
+            elif name == "context":
+                if not isinstance(fact, Conflict):
+                    raise DataError(f"template {self.text!r} names a context, but {fact.subject!r} has none")
+                text += fact.context
+                answer_start, answer_end = fact.answer_span
+                spans |= {name: (start, len(text)), "context answer": (start + answer_start, start + answer_end)}
             else:
                 text += getattr(fact, name)
                 spans[name] = (start, len(text))
         return Prompt(text, spans, prompt_id or f"{fact.relation}/{fact.subject}", fact)
 
 
-TEMPLATES = {"plain": "{question}", "qa": "Question: {question} Answer:"}
+TEMPLATES = {
+    "plain": "{question}",
+    "qa": "Question: {question} Answer:",
+    "context": "Context: {context}\nQuestion: {question}\nAnswer:",
+    "quote": "{context}: {question}",
+    "alpaca": "### Instruction:\n{question}\n\n### Response:\n",
+    "alpaca-context": "### Instruction:\n{question}\n\n### Input:\n{context}\n\n### Response:\n",
+}
+"""Templates by name. Alpaca's (Taori et al. 2023) are here without their first sentence."""
 
 
 @expects(name_or_text=(str, Template))

@@ -110,6 +110,15 @@ def statement_forms(relation: str) -> tuple[str, ...]:
     return OWN_FORMS.get(relation) or GENERIC_FORMS + SPECIAL_FORMS.get(relation, ())
 
 
+def statement(fact: Fact) -> str:
+    """The sentence of a fact, in the first form of its relation.
+
+    >>> statement(Fact("France", "capital", ("Paris",)))
+    'The capital of France is Paris.'
+    """
+    return _state(fact, statement_forms(fact.relation)[0], "")
+
+
 def statement_prompts(facts: Iterable[Fact]) -> tuple[Prompt, ...]:
     """For each fact, its first statement form up to the answer: "The capital of France is".
 

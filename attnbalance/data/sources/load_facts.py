@@ -9,20 +9,34 @@ from types import NoneType
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
+from attnbalance.data.sources.conflicts import load_conflicts
 from attnbalance.data.sources.own_facts import load_own
 from attnbalance.data.sources.popqa import load_popqa
+from attnbalance.data.sources.swapped import make_conflicts
 from attnbalance.data.sources.table_files import READERS
 from attnbalance.errors import DataError
 
-SOURCES: dict[str, Callable[[str | None], FactSet]] = {"popqa": load_popqa}
-"""The loader of each dataset by name; it takes the path of a local copy, or None for the Hub's."""
+
+def _swapped(source: str | None) -> FactSet:
+    """The facts of another source, each in conflict with a context."""
+    if not source:
+        raise DataError("swapped answers come from facts: swapped:SOURCE")
+    return make_conflicts(load_facts(source))
+
+
+SOURCES: dict[str, Callable[[str | None], FactSet]] = {
+    "popqa": load_popqa,
+    "conflicts": load_conflicts,
+    "swapped": _swapped,
+}
+"""The loader of each dataset by name; it takes what stands behind the colon, or None for the Hub's copy."""
 
 
 def source_names() -> str:
     """How each source of facts is written, for messages and help."""
-    datasets = [f"{name} (from the Hub), {name}:PATH" for name in SOURCES]
     *suffixes, last = READERS
-    return f"{', '.join(datasets)}, or PATH of a {', '.join(suffixes)} or {last} file"
+    named = ", ".join(f"{name}:{'SOURCE' if name == 'swapped' else 'PATH'}" for name in SOURCES)
+    return f"popqa (from the Hub), {named}, or PATH of a {', '.join(suffixes)} or {last} file"
 
 
 @expects(source=(str, Path), relations=([str], NoneType))

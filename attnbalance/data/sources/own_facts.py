@@ -55,7 +55,7 @@ def _fact(row: Record, where: str) -> Fact:
         return Fact(
             subject=text_of(row["subject"], "subject").strip(),
             relation=text_of(row["relation"], "relation").strip(),
-            answers=_answers(row["answers"]),
+            answers=answers_of(row["answers"]),
             popularity=popularity_of(row.get("popularity")),
             question=None if question is None or not str(question).strip() else text_of(question, "question"),
             subject_start=None if start in (None, "") else _start(start),
@@ -71,7 +71,8 @@ def text_of(value: object, column: str) -> str:
     return str(value)
 
 
-def _answers(value: object) -> tuple[str, ...]:
+def answers_of(value: object) -> tuple[str, ...]:
+    """A cell of answers: a list, one answer, or a JSON list of them in a text."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = parse_json(value)

@@ -1,0 +1,1 @@
+"""Whether models answer from the context or from memory."""

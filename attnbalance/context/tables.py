@@ -1,0 +1,118 @@
+"""What models answer to conflicts: as a table in Markdown, as JSON, fact by fact, and in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from attnbalance.readings.curves import Curve, layer_curve
+from attnbalance.readings.reading import Reading
+from attnbalance.readings.reliance import CONTEXT, MEMORY, SIDES, Reliance
+from attnbalance.report.wording import markdown, percent, percent_interval, points
+from attnbalance.statistics.intervals import Interval
+from attnbalance.statistics.shares import gain_interval
+
+CAPTION = """Conflicts: questions whose context gives another answer than memory. "first": which of the two answers
+the output mentions first, as whole words. "contains": the output contains the answer anywhere; it may contain both
+(Goyal et al. 2024). "without context": what the same question alone gives; the context's answer there is a guess.
+"remembered": of the conflicts whose remembered answer the model gives without the context (their number in
+parentheses), the share answered from the context. "M_C": p(context's answer) / (p(context's answer) + p(remembered
+answer)), whole answers, mean over conflicts. "attention": share of the last token's attention on the context and on the
+subject (or the whole question), mean over layers and heads. 95% intervals, clustered by subject."""
+
+HEAD = (
+    "model", "conflicts", "context first", "memory first", "neither", "contains context's", "contains memory's",
+    "remembered", "without context: memory", "without context: context's", "M_C", "attention: context", "subject",
+)  # fmt: skip
+
+
+def table(measured: Mapping[str, Reliance]) -> str:
+    """One row for each model."""
+    return f"{markdown([HEAD, *(_row(*pair) for pair in measured.items())])}\n\n{CAPTION}\n"
+
+
+def answer(measured: Mapping[str, Reliance]) -> str:
+    """How often each model answers from the context, and how far each further one differs from the first."""
+    first, *others = measured
+    sentences = [_sentence(*pair) for pair in measured.items()]
+    for label in others:
+        gain = _gain(measured[first], measured[label])
+        sentences.append(f"From the context {label} answers {points(gain)} against {first}.")
+    return " ".join(sentences)
+
+
+def as_json(reliance: Reliance, seed: int = 0) -> dict[str, object]:
+    """What one model answers, over all conflicts and over those that it remembers, for JSON."""
+    remembering = reliance.remembering()
+    return {
+        "conflicts": len(reliance.prompts),
+        **_shares(reliance),
+        "without_context": {MEMORY: reliance.remembered().as_dict(), CONTEXT: reliance.guessed().as_dict()},
+        "remembered": remembering and {"conflicts": len(remembering.prompts), **_shares(remembering)},
+        "attention": {role: curve.as_dict() for role, curve in attention_curves(reliance, seed).items()},
+    }
+
+
+def attention_curves(reliance: Reliance, seed: int = 0) -> dict[str, Curve]:
+    """By layer, the share of the last token's attention on the context, the subject and the rest of the prompt."""
+    read = dict(reliance.attention)
+    total = sum(reading.values for reading in read.values())
+    context = read[CONTEXT]
+    read["rest"] = replace(context, name="rest attention (sum)", values=1.0 - total)
+    return {role: layer_curve(reading, seed=seed) for role, reading in read.items()}
+
+
+def lines(label: str, reliance: Reliance) -> Iterator[dict[str, object]]:
+    """What a model answers to each conflict, as lines of answers.jsonl."""
+    columns = (reliance.outputs, reliance.without, reliance.first, reliance.remembers, reliance.log_odds.tolist())
+    for prompt, output, without, first, remembers, log_odds in zip(reliance.prompts, *columns, strict=True):
+        answers = {"output": output, "without_context": without, "first": first, "remembers": remembers}
+        yield {"model": label, **prompt.as_dict(), **answers, "log_odds": log_odds}
+
+
+def _shares(reliance: Reliance) -> dict[str, object]:
+    return {
+        "first": {side: reliance.share(side).as_dict() for side in SIDES},
+        "contains": {CONTEXT: reliance.counterfactual().as_dict(), MEMORY: reliance.parametric().as_dict()},
+        "m_c": reliance.m_c().as_dict(),
+    }
+
+
+def _row(label: str, reliance: Reliance) -> list[str]:
+    remembering = reliance.remembering()
+    known = f"{percent_interval(remembering.share(CONTEXT))} ({len(remembering.prompts)})" if remembering else "(0)"
+    shares = [*map(reliance.share, SIDES), reliance.counterfactual(), reliance.parametric()]
+    alone = [reliance.remembered(), reliance.guessed()]
+    attention = [percent(_mean(reliance.attention[role])) for role in (CONTEXT, "subject")]
+    counted = [*map(percent_interval, shares), known, *map(percent_interval, alone)]
+    return [label, str(len(reliance.prompts)), *counted, _number(reliance.m_c()), *attention]
+
+
+def _number(interval: Interval) -> str:
+    return str(interval).removesuffix(" (no interval)")
+
+
+def _mean(reading: Reading) -> float:
+    return float(reading.values.double().mean())
+
+
+def _sentence(label: str, reliance: Reliance) -> str:
+    remembering, n = reliance.remembering(), len(reliance.prompts)
+    text = (
+        f"Of {n} conflicts {label} answers {percent_interval(reliance.share(CONTEXT))} from the context and "
+        f"{percent_interval(reliance.share(MEMORY))} from memory"
+    )
+    if remembering is None:
+        return f"{text}; without the context it remembers none of the answers."
+    return (
+        f"{text}; of the {len(remembering.prompts)} that it remembers without the context, "
+        f"{percent_interval(remembering.share(CONTEXT))} from the context."
+    )
+
+
+def _gain(first: Reliance, other: Reliance) -> Interval:
+    """The paired difference in the share answered from the context."""
+    gained = [(b == CONTEXT) - (a == CONTEXT) for a, b in zip(first.first, other.first, strict=True)]
+    return gain_interval(np.array(gained, dtype=int), [prompt.fact.composed_subject for prompt in first.prompts])

@@ -1,0 +1,88 @@
+"""Conflicts: questions whose context gives another answer than the one that a model may remember."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attnbalance.data.facts import Fact, check_text
+from attnbalance.errors import DataError
+
+
+class NoConflictError(DataError):
+    """A fact that is no conflict.
+
+    reason: why, in words that are the same for all facts of that kind.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Conflict(Fact):
+    """A fact whose `answers` stand in a context, where a model may remember others.
+
+    The subject may be the whole question, where nothing names it. Raises `DataError` for no question and for what
+    `Fact` refuses; and `NoConflictError` for a context that holds no accepted answer as whole words, ignoring case, and
+    for an answer that contains one of the remembered ones or is contained in one, since an output with the longer one
+    has both.
+
+    context: the text that gives the answer.
+    memory_answers: the accepted answers without the context.
+
+    >>> Conflict("France", "capital", ("Lyon",), question="What is France's capital?", context="It moved to Lyon.",
+    ...     memory_answers=("Paris",)).answer_span
+    (12, 16)
+    """
+
+    context: str = ""
+    memory_answers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no conflict."""
+        super().__post_init__()
+        check_text("context", self.context)
+        remembered = Fact(self.subject, self.relation, self.memory_answers).answers  # with the checks of answers
+        object.__setattr__(self, "memory_answers", remembered)
+        if self.question is None:
+            raise DataError("a conflict needs a question")
+        if pair := overlap(self.answers, remembered):
+            raise NoConflictError("the two answers contain each other", " and ".join(map(repr, pair)))
+        if first_mention(self.context, self.answers) is None:
+            raise NoConflictError(
+                "the context holds no accepted answer", f"{', '.join(self.answers)} in {self.context[:60]!r}"
+            )
+
+    @property
+    def answer_span(self) -> tuple[int, int]:
+        """The characters [start, end) of `context` that are the first mention of an accepted answer."""
+        span = first_mention(self.context, self.answers)
+        assert span is not None  # noqa: S101 - checked when it was made
+        return span
+
+    @property
+    def remembered(self) -> Fact:
+        """The same question with the answers that are right without the context."""
+        return Fact(
+            self.subject, self.relation, self.memory_answers, self.popularity, self.question, self.subject_start
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        """The conflict as a JSON object, without the fields that are None."""
+        return super().as_dict() | {"context": self.context, "memory_answers": list(self.memory_answers)}
+
+
+def first_mention(text: str, answers: Sequence[str]) -> tuple[int, int] | None:
+    """The characters [start, end) at which the first of some answers stands as whole words, ignoring case."""
+    spans = (re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, re.IGNORECASE) for answer in answers if answer)
+    return min((span.span() for span in spans if span), default=None)
+
+
+def overlap(answers: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
+    """The first two answers of which one contains the other, ignoring case."""
+    pairs = ((answer, other) for answer in answers for other in others)
+    folded = (((a, b), a.casefold(), b.casefold()) for a, b in pairs)
+    return next((pair for pair, a, b in folded if a in b or b in a), None)

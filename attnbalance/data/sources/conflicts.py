@@ -1,0 +1,96 @@
+"""Knowledge conflicts from files: contexts with a question and two answers, and the quotes of memo-trap."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+from attnbalance.data.conflicts import Conflict, NoConflictError
+from attnbalance.data.facts import FactSet
+from attnbalance.data.sources.own_facts import answers_of, text_of
+from attnbalance.data.sources.table_files import Record, parse_json, read_rows
+from attnbalance.errors import DataError
+
+REQUIRED = ("context", "question", "answer", "memory_answer")
+OPTIONAL = ("subject", "relation", "popularity")
+QUOTES = ("prompt", "classes", "answer_index")
+"""The columns of memo-trap (Liu et al.; McKenzie et al. 2024)."""
+
+
+def load_conflicts(path: str | Path | None = None) -> FactSet:
+    """Conflicts from a .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns of `REQUIRED`.
+
+    These are the columns of Goyal et al.'s world facts and capitals. `answer` and `memory_answer` are a text or a JSON
+    list of accepted ones. Without the column `subject` the whole question counts as the subject. A table with the
+    columns of `QUOTES` is read as memo-trap: the instruction is the context, the beginning of the quote the question,
+    the wanted end the context's answer, the usual one that of memory. Rows that are no conflict (see `Conflict`) are
+    dropped and counted; raises `DataError` for a file that cannot be read, and if no row is left.
+    """
+    if path is None:
+        raise DataError("conflicts come from a file: conflicts:PATH")
+    name, dropped, conflicts = f"conflicts:{path}", Counter[str](), []
+    for number, row in enumerate(_rows(Path(path)), 1):
+        where = f"{name}, row {number}"
+        make = _quote if set(QUOTES) <= set(row) else _conflict
+        try:
+            conflicts.append(make(row))
+        except NoConflictError as error:
+            dropped[error.reason] += 1
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+    if not conflicts:
+        raise DataError(f"{name} holds no conflict: {dict(dropped)}")
+    return FactSet(tuple(conflicts), name, dict(dropped))
+
+
+def _rows(path: Path) -> list[Record]:
+    if path.suffix.lower() != ".json":
+        return read_rows(path)
+    try:
+        rows = parse_json(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} must hold a JSON list of objects")
+    return rows
+
+
+def _conflict(row: Record) -> Conflict:
+    missing = [column for column in REQUIRED if row.get(column) in (None, "", [])]
+    unknown = [column for column in row if column not in (*REQUIRED, *OPTIONAL)]
+    if missing or unknown:
+        what = f"no {missing[0]!r}" if missing else f"unknown column {unknown[0]!r}"
+        raise DataError(f"{what}; a file of conflicts needs {', '.join(REQUIRED)}, and may have {', '.join(OPTIONAL)}")
+    question = text_of(row["question"], "question").strip()
+    popularity = row.get("popularity")
+    return Conflict(
+        subject=text_of(row.get("subject") or question, "subject").strip(),
+        relation=text_of(row.get("relation") or "conflict", "relation").strip(),
+        answers=answers_of(row["answer"]),
+        popularity=popularity,  # pyright: ignore - `Fact` checks it
+        question=question,
+        context=text_of(row["context"], "context").strip(),
+        memory_answers=answers_of(row["memory_answer"]),
+    )
+
+
+def _quote(row: Record) -> Conflict:
+    instruction, colon, start = str(row["prompt"]).rpartition(": ")
+    try:
+        ends = [str(end).strip(" .") for end in ast.literal_eval(str(row["classes"]))]
+        index = int(str(row["answer_index"]))
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise DataError(f"classes must be a list of two texts and answer_index 0 or 1, got {dict(row)}") from error
+    if len(ends) != 2 or index not in (0, 1):
+        raise DataError(f"classes must be a list of two texts and answer_index 0 or 1, got {dict(row)}")
+    if not colon:
+        raise NoConflictError("no instruction before a colon", start)
+    return Conflict(
+        start.strip(),
+        "quote",
+        (ends[index],),
+        question=start.strip(),
+        context=instruction,
+        memory_answers=(ends[1 - index],),
+    )

@@ -1,0 +1,54 @@
+"""Probability of a whole answer after its prompt."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnbalance.arguments import expects
+from attnbalance.data.batches import in_order
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import Prompt
+from attnbalance.models.forward import base_of, check_vocabulary, evaluating
+from attnbalance.models.hooked import HookedModel
+
+
+@torch.no_grad()
+@expects(model=HookedModel, prompts=[Prompt])
+def read_answer_probability(
+    model: HookedModel, prompts: Sequence[Prompt], *, batch_size: int = 32, progress: bool = False
+) -> Float[Tensor, " prompt"]:
+    """The log-probability, in nats, of each prompt's first answer: the sum over its tokens, in float32 on the CPU.
+
+    What may follow the answer does not count. Raises `BadRowsError` for prompts that merge with their answer or are,
+    with it, longer than the model's positions, and `ModelError` for NaN logits.
+    """
+    asked = PromptSet.of(prompts, model.tokenizer)
+    pairs = zip(asked.encodings, asked.answers.ids, strict=True)
+    whole = [replace(encoding, ids=encoding.ids + answer) for encoding, answer in pairs]
+    pieces, order = [], []
+    base = base_of(model.model)
+    for indices, batch in model.batches(whole, batch_size, bar="probabilities" if progress else None):
+        check_vocabulary(model.model, batch.input_ids, model.name)
+        answers = [torch.tensor(asked.answers.ids[i]) for i in indices]
+        longest = max(map(len, answers))
+        extra = {"position_ids": batch.position_ids, "use_cache": False, "logits_to_keep": longest + 1}
+        named = inspect.signature(base.forward).parameters
+        inputs = {"input_ids": batch.input_ids, "attention_mask": (batch.attention_mask != 0).long()}
+        inputs |= {name: value for name, value in extra.items() if name in named}
+        with evaluating(model.model):
+            output = model.model(
+                **{name: part.to(model.device) if isinstance(part, Tensor) else part for name, part in inputs.items()}
+            )
+        logits = output.logits[:, -longest - 1 :].float()  # padded on the left, so that all answers end together
+        model.check_finite(batch.prompts, logits, logits)
+        log_p = logits.log_softmax(-1).cpu()
+        sums = [log_p[row, -len(ids) - 1 : -1].gather(1, ids[:, None]).sum() for row, ids in enumerate(answers)]
+        pieces.append(torch.stack(sums))
+        order.append(indices)
+    return in_order(pieces, order)

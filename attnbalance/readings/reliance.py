@@ -1,0 +1,191 @@
+"""Context reliance: which answer a model gives to a knowledge conflict, and where it looks (Goyal et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnbalance.arguments import expects
+from attnbalance.data.conflicts import Conflict, first_mention
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import Prompt
+from attnbalance.errors import DataError
+from attnbalance.models.generate import generate
+from attnbalance.models.hooked import HookedModel
+from attnbalance.readings.answer_probability import read_answer_probability
+from attnbalance.readings.attention import rows_of
+from attnbalance.readings.reading import Reading, concatenate
+from attnbalance.readings.scoring import CONTAINMENT, is_match
+from attnbalance.statistics.intervals import Interval, mean_intervals
+from attnbalance.statistics.shares import share_interval
+
+NEW_TOKENS = 32
+"""Tokens of an answer, at least: instruction-tuned models answer in sentences."""
+
+ROLES = ("context", "subject")
+"""The spans whose share of the last token's attention is read."""
+
+CONTEXT, MEMORY, NEITHER = SIDES = ("context", "memory", "neither")
+"""Whose answer an output mentions first."""
+
+
+@dataclass(frozen=True)
+class Reliance:
+    """A model's answers to knowledge conflicts, with the context and without it.
+
+    Attributes:
+        prompts: The prompts with the context; their facts are conflicts.
+        outputs: The greedy answer to each.
+        without: The greedy answer to the same question without the context.
+        log_odds: For each prompt, log p(context's answer) - log p(remembered answer) of the first accepted ones, in
+            nats. Its logistic is M_C (Goyal et al. 2024, Eq. 14, where answers are single tokens; here they are whole,
+            so that the shorter one has an advantage).
+        attention: For each of `ROLES`, the share of the last token's attention.
+    """
+
+    prompts: tuple[Prompt, ...]
+    outputs: tuple[str, ...]
+    without: tuple[str, ...]
+    log_odds: Float[Tensor, " prompt"]
+    attention: dict[str, Reading]
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        """For each prompt, whose answer the output mentions first as whole words: one of `SIDES`."""
+        return tuple(_first(output, _conflict(p)) for output, p in zip(self.outputs, self.prompts, strict=True))
+
+    @property
+    def remembers(self) -> tuple[bool, ...]:
+        """For each prompt, whether the output without the context mentions the remembered answer first."""
+        pairs = zip(self.without, self.prompts, strict=True)
+        return tuple(_first(output, _conflict(prompt)) == MEMORY for output, prompt in pairs)
+
+    def share(self, side: str) -> Interval:
+        """The share of outputs that mention a side's answer first."""
+        return self._share([first == side for first in self.first])
+
+    def counterfactual(self) -> Interval:
+        """The share of outputs that contain the context's answer anywhere (Goyal et al. 2024, Section 2.1).
+
+        An output may contain both answers, and counts for `parametric` too.
+        """
+        return self._share(self._contains(memory=False))
+
+    def parametric(self) -> Interval:
+        """The share of outputs that contain the remembered answer anywhere."""
+        return self._share(self._contains(memory=True))
+
+    def remembered(self) -> Interval:
+        """The share of questions without the context whose output mentions the remembered answer first."""
+        return self._share(self.remembers)
+
+    def guessed(self) -> Interval:
+        """The control: the share of outputs without the context that mention the context's answer first."""
+        pairs = zip(self.without, self.prompts, strict=True)
+        return self._share([_first(output, _conflict(prompt)) == CONTEXT for output, prompt in pairs])
+
+    def m_c(self) -> Interval:
+        """The mean of M_C: the context's answer's probability over that of both answers (Goyal et al. 2024, Eq. 14)."""
+        shares = self.log_odds.double().sigmoid().numpy()[:, None]
+        [interval] = mean_intervals(np.asarray(shares), self._clusters)
+        return interval.within(0.0, 1.0)
+
+    def remembering(self) -> Reliance | None:
+        """The conflicts whose remembered answer the model gives without the context; None if there are none."""
+        indices = [i for i, known in enumerate(self.remembers) if known]
+        names = [self.prompts[i].prompt_id for i in indices]
+        return (
+            Reliance(
+                tuple(self.prompts[i] for i in indices),
+                tuple(self.outputs[i] for i in indices),
+                tuple(self.without[i] for i in indices),
+                self.log_odds[indices],
+                {role: reading.at(names) for role, reading in self.attention.items()},
+            )
+            if indices
+            else None
+        )
+
+    @property
+    def _clusters(self) -> list[str]:
+        return [prompt.fact.composed_subject for prompt in self.prompts]
+
+    def _share(self, hits: Sequence[bool]) -> Interval:
+        return share_interval(list(hits), self._clusters)
+
+    def _contains(self, memory: bool) -> list[bool]:
+        conflicts = map(_conflict, self.prompts)
+        answers = [conflict.memory_answers if memory else conflict.answers for conflict in conflicts]
+        return [is_match(*pair, CONTAINMENT) for pair in zip(self.outputs, answers, strict=True)]
+
+
+def _conflict(prompt: Prompt) -> Conflict:
+    if not isinstance(prompt.fact, Conflict):
+        raise DataError(f"expected prompts about conflicts, got one about the fact of {prompt.fact.subject!r}")
+    return prompt.fact
+
+
+def _first(output: str, conflict: Conflict) -> str:
+    """Whose answer an output mentions first."""
+    both = (first_mention(output, conflict.answers), first_mention(output, conflict.memory_answers))
+    starts = {side: span[0] for side, span in zip((CONTEXT, MEMORY), both, strict=True) if span}
+    return min(starts, key=starts.__getitem__, default=NEITHER)
+
+
+def reliance_budgets(prompts: PromptSet) -> list[int]:
+    """Tokens to generate for each prompt: `NEW_TOKENS`, or as many as its longest accepted or remembered answer has."""
+    lengths = prompts.answers.lengths, _remembered(prompts).answers.lengths
+    return [max(NEW_TOKENS, *both) for both in zip(*lengths, strict=True)]
+
+
+def _remembered(prompts: PromptSet) -> PromptSet:
+    """The same prompts with the remembered answers as those that are accepted."""
+    return PromptSet.of([replace(prompt, fact=_conflict(prompt).remembered) for prompt in prompts], prompts.tokenizer)
+
+
+@torch.no_grad()
+@expects(model=HookedModel, prompts=[Prompt], without=[Prompt])
+def read_reliance(
+    model: HookedModel,
+    prompts: Sequence[Prompt],
+    without: Sequence[Prompt],
+    *,
+    batch_size: int = 32,
+    progress: bool = False,
+) -> Reliance:
+    """Ask a model about knowledge conflicts with their context and without it, and read where it looks.
+
+    Raises `DataError` for prompts that are not about conflicts or have no span "context", and unless both have the same
+    facts; `BadRowsError` as `generate` and `read_answer_probability` do.
+
+    model: the model.
+    prompts: the questions with their contexts.
+    without: the same questions alone, in the same order.
+    batch_size: prompts in a forward pass.
+    progress: show progress bars.
+    """
+    asked, alone = (PromptSet.of(each, model.tokenizer) for each in (prompts, without))
+    if [prompt.fact for prompt in asked] != [prompt.fact for prompt in alone]:
+        raise DataError(f"both prompts must be about the same conflicts, got {len(asked)} and {len(alone)}")
+    remembered, budgets = _remembered(asked), reliance_budgets(asked)
+    outputs, others = (
+        tuple(generate(model, each, max_new_tokens=budgets, batch_size=batch_size, progress=progress))
+        for each in (asked, alone)
+    )
+    log_odds, against = (
+        read_answer_probability(model, each, batch_size=batch_size, progress=progress) for each in (asked, remembered)
+    )
+    attention = _attention(model, asked, batch_size, progress)
+    return Reliance(tuple(asked), outputs, others, log_odds - against, attention)
+
+
+def _attention(model: HookedModel, prompts: PromptSet, batch_size: int, progress: bool) -> dict[str, Reading]:
+    """The share of attention to each of `ROLES`, holding the rows of one batch at a time."""
+    batches = model.batches(prompts.encodings, batch_size, bar="attention" if progress else None)
+    read = [{role: rows.to(role, "sum") for role in ROLES} for rows in (rows_of(model, batch) for _, batch in batches)]
+    return {role: concatenate([part[role] for part in read]).at(prompts.prompt_ids) for role in ROLES}

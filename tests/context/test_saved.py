@@ -1,0 +1,31 @@
+"""What was read of a model comes back as it was, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conflict_facts import made
+
+from attnbalance.context.saved import load_reliance, save_reliance
+
+
+def test_it_comes_back_under_its_key_alone(tmp_path: Path) -> None:
+    assert load_reliance(tmp_path / "model", "key", made().prompts) is None
+    save_reliance(made(), tmp_path / "model", "key")
+    again = load_reliance(tmp_path / "model", "key", made().prompts)
+    assert again is not None
+    assert (again.outputs, again.without, again.first) == (made().outputs, made().without, made().first)
+    assert torch.equal(again.log_odds, made().log_odds)
+    for role, reading in made().attention.items():
+        assert torch.equal(again.attention[role].values, reading.values)
+        assert again.attention[role].layers == reading.layers
+    assert load_reliance(tmp_path / "model", "other", made().prompts) is None
+
+
+def test_a_damaged_folder_is_set_aside(tmp_path: Path) -> None:
+    save_reliance(made(), tmp_path / "model", "key")
+    (tmp_path / "model" / "readings.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="readings.safetensors"):
+        assert load_reliance(tmp_path / "model", "key", made().prompts) is None

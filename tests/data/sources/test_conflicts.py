@@ -1,0 +1,92 @@
+"""Conflicts from files of both kinds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbalance.data.conflicts import Conflict
+from attnbalance.data.sources.conflicts import load_conflicts
+from attnbalance.data.sources.load_facts import load_facts
+from attnbalance.errors import DataError
+
+ROW = {
+    "context": "Lyon is the capital now.",
+    "question": "What is the capital?",
+    "answer": "Lyon",
+    "memory_answer": "Paris",
+}
+QUOTES = """prompt,classes,answer_index
+"Write a quote that ends in the word ""heavy"": Absence makes the heart grow","[' heavy.', ' fonder.']",0
+Absence makes the heart grow,"[' heavy.', ' fonder.']",0
+"""
+
+
+def written(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text(json.dumps(rows) if path.suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["some.json", "some.jsonl"])
+def test_rows_become_conflicts_and_what_is_none_is_counted(tmp_path: Path, name: str) -> None:
+    rows = [
+        ROW,
+        ROW | {"answer": "Nice"},
+        ROW | {"memory_answer": "Lyon"},
+        ROW | {"memory_answer": '["Paris", "Rome"]'},
+    ]
+    conflicts = load_conflicts(written(tmp_path / name, [*rows, ROW | {"subject": "capital", "relation": "city"}]))
+    assert conflicts.dropped == {
+        "the context holds no accepted answer": 1, "the two answers contain each other": 1,
+    }  # fmt: skip
+    first, second, third = conflicts
+    assert isinstance(first, Conflict)
+    assert isinstance(second, Conflict)
+    assert (first.subject, first.answers, first.memory_answers) == (ROW["question"], ("Lyon",), ("Paris",))
+    assert second.memory_answers == ("Paris", "Rome")
+    assert (third.subject, third.relation) == ("capital", "city")
+    assert load_facts(f"conflicts:{tmp_path / name}").facts == conflicts.facts
+
+
+def test_quotes_are_an_instruction_and_a_beginning(tmp_path: Path) -> None:
+    (tmp_path / "quotes.csv").write_text(QUOTES)
+    conflicts = load_conflicts(tmp_path / "quotes.csv")
+    [quote] = conflicts
+    assert isinstance(quote, Conflict)
+    assert quote.context == 'Write a quote that ends in the word "heavy"'
+    assert (quote.question, quote.answers, quote.memory_answers) == (
+        "Absence makes the heart grow", ("heavy",), ("fonder",),
+    )  # fmt: skip
+    assert conflicts.dropped == {"no instruction before a colon": 1}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{name: text for name, text in ROW.items() if name != "context"}], "row 1: no 'context'; a file of conflicts"),
+        ([ROW, ROW | {"extra": 1}], "row 2: unknown column 'extra'"),
+        ([ROW | {"memory_answer": True}], "row 1: an answer must be text, got True"),
+        ([ROW | {"answer": "Nice"}], "holds no conflict: {'the context holds no accepted answer': 1}"),
+        ([ROW | {"popularity": -1}], "row 1: popularity must be a number"),
+        ([{"prompt": "A: b", "classes": "['a']", "answer_index": 0}], "classes must be a list of two texts"),
+        ([{"prompt": "A: b", "classes": "['a', 'c', 'd']", "answer_index": 0}], "classes must be a list of two texts"),
+        ([{"prompt": "A: b", "classes": "a b", "answer_index": 0}], "classes must be a list of two texts"),
+        ([{"prompt": "A: b", "classes": "['a', 'c']", "answer_index": -1}], "classes must be a list of two texts"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, rows: list[dict[str, object]], message: str) -> None:
+    with pytest.raises(DataError, match=message.replace("{", r"\{")):
+        load_conflicts(written(tmp_path / "bad.json", rows))
+
+
+def test_files_that_hold_no_rows_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "object.json").write_text("{}")
+    for path, message in (
+        (tmp_path / "object.json", "must hold a JSON list of objects"),
+        (tmp_path / "none.json", "cannot read"),
+        (None, "conflicts come from a file: conflicts:PATH"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_conflicts(path)

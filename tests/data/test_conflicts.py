@@ -1,0 +1,95 @@
+"""Knowledge conflicts, and what is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attnbalance.data.conflicts import Conflict, NoConflictError, first_mention, overlap
+from attnbalance.data.prompts import make_prompts
+from attnbalance.errors import DataError
+
+
+def conflict(**changes: Any) -> Conflict:
+    fields: dict[str, Any] = {
+        "subject": "France",
+        "relation": "capital",
+        "answers": ("Lyon",),
+        "question": "What is the capital of France?",
+        "context": "In 2031 Paris was flooded, and Lyon became the capital. Lyon has two rivers.",
+        "memory_answers": ("Paris", "Lutetia"),
+    }
+    return Conflict(**fields | changes)
+
+
+def test_the_answer_is_found_where_the_context_first_names_it() -> None:
+    start, end = conflict().answer_span
+    assert conflict().context[start:end] == "Lyon"
+    assert start == conflict().context.index("Lyon")
+
+
+def test_the_remembered_answers_are_those_of_a_plain_fact() -> None:
+    fact = conflict().remembered
+    assert (fact.answers, fact.question) == (("Paris", "Lutetia"), "What is the capital of France?")
+    assert not isinstance(fact, Conflict)
+
+
+def test_the_line_of_a_conflict_holds_its_context() -> None:
+    line = conflict().as_dict()
+    assert line["memory_answers"] == ["Paris", "Lutetia"]
+    assert Conflict(**line) == conflict()  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"answers": ("New Paris",)}, "the two answers contain each other"),
+        ({"answers": ("paris",)}, "the two answers contain each other"),
+        ({"memory_answers": ("Grand Lyon",)}, "the two answers contain each other"),
+        ({"answers": ("Nice",)}, "the context holds no accepted answer"),
+        ({"answers": ("Rome",), "context": "Romeo lives here."}, "the context holds no accepted answer"),
+    ],
+)
+def test_what_is_no_conflict_is_refused_with_its_reason(changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(NoConflictError, match=reason) as error:
+        conflict(**changes)
+    assert error.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"memory_answers": ()}, "answers must be a tuple of one or more texts"),
+        ({"question": None}, "a conflict needs a question"),
+        ({"context": None}, "context must be text"),
+    ],
+)
+def test_fields_are_checked(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        conflict(**changes)
+
+
+def test_the_first_mention_is_of_whole_words_in_any_case() -> None:
+    assert first_mention("Parisian LYON, Paris", ("Paris", "Lyon")) == (9, 13)
+    assert first_mention("Parisian", ("Paris",)) is None
+    assert first_mention("Is it C++ or C?", ("C++",)) == (6, 9)
+
+
+def test_overlapping_answers_are_named() -> None:
+    assert overlap(("Rome", "Cairo"), ("Oslo", "New Cairo")) == ("Cairo", "New Cairo")
+    assert overlap(("Rome",), ("Oslo",)) is None
+
+
+def test_a_prompt_records_the_context_and_its_answer() -> None:
+    [prompt] = make_prompts([conflict()], "context")
+    assert prompt.text == f"Context: {conflict().context}\nQuestion: {conflict().question}\nAnswer:"
+    assert [prompt.part(role) for role in ("context", "context answer", "subject")] == [
+        conflict().context, "Lyon", "France",
+    ]  # fmt: skip
+    assert prompt.spans["context answer"][0] == prompt.text.index("Lyon")
+
+
+def test_a_fact_has_no_context_to_be_asked_with() -> None:
+    with pytest.raises(DataError, match="names a context, but 'France' has none"):
+        make_prompts([conflict().remembered], "context")

@@ -1,0 +1,86 @@
+"""Context reliance, counted by hand, and against plain loops on a tiny model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from conflict_facts import CONFLICTS, made
+from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer
+
+from attnbalance import load_model
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import make_prompts
+from attnbalance.errors import DataError
+from attnbalance.readings.answer_probability import read_answer_probability
+from attnbalance.readings.reliance import NEW_TOKENS, read_reliance, reliance_budgets
+
+
+def test_each_output_counts_for_the_answer_that_it_names_first() -> None:
+    assert made().first == ("context", "context", "context", "memory", "memory", "neither")
+    assert [made().share(side).mean for side in ("context", "memory", "neither")] == [3 / 6, 2 / 6, 1 / 6]
+
+
+def test_an_output_may_contain_both_answers() -> None:
+    """By the paper's containment the last one ("NewLaosian") counts, and two outputs count for both."""
+    assert made().counterfactual().mean == 5 / 6
+    assert made().parametric().mean == 3 / 6
+
+
+def test_without_the_context_answers_are_remembered_or_guessed() -> None:
+    assert made().remembers == (True, True, True, True, False, False)
+    assert (made().remembered().mean, made().guessed().mean) == (4 / 6, 1 / 6)
+    remembering = made().remembering()
+    assert remembering is not None
+    assert remembering.share("context").mean == 3 / 4
+    assert remembering.attention["context"].prompt_ids == tuple(p.prompt_id for p in made().prompts[:4])
+    assert replace(made(), without=("",) * 6).remembering() is None
+
+
+def test_m_c_is_the_share_of_the_contexts_answer_in_both_probabilities() -> None:
+    """Odds of 3, 1 and 1/3 are shares of .75, .5 and .25."""
+    assert made().m_c().mean == pytest.approx((0.75 + 0.5 + 0.5 + 0.25 + 0.5 + 0.5) / 6)
+    certain = replace(made(), log_odds=torch.full((6,), 200.0))
+    assert (certain.m_c().mean, certain.m_c().high) == (1.0, 1.0)
+
+
+def test_a_model_is_read_as_plain_loops_read_it() -> None:
+    network = tiny_model("llama")
+    network.config.max_position_embeddings = 256
+    model = load_model(network, tokenizer=tiny_tokenizer(), device="cpu")
+    asked, alone = (make_prompts(CONFLICTS[:3], template) for template in ("context", "qa"))
+    read = read_reliance(model, asked, alone, batch_size=2)
+    for prompts, texts in ((asked, read.outputs), (alone, read.without)):
+        encodings = PromptSet.of(prompts, model.tokenizer).encodings
+        for encoding, text in zip(encodings, texts, strict=True):
+            ids = argmax_loop(network, list(encoding.ids), NEW_TOKENS)
+            assert text == model.tokenizer.decode(ids, skip_special_tokens=True)
+    remembered = [replace(prompt, fact=conflict.remembered) for prompt, conflict in zip(asked, CONFLICTS, strict=False)]
+    both = [read_answer_probability(model, prompts) for prompts in (asked, remembered)]
+    torch.testing.assert_close(read.log_odds, both[0] - both[1], atol=1e-4, rtol=1e-5)
+    plain = eager(network)
+    for i, encoding in enumerate(PromptSet.of(asked, model.tokenizer).encodings):
+        with torch.no_grad():
+            maps = plain(torch.tensor([encoding.ids]), output_attentions=True).attentions
+        for role in ("context", "subject"):
+            expected = torch.stack([layer[0, :, -1, list(encoding.spans[role])].sum(-1) for layer in maps])
+            torch.testing.assert_close(read.attention[role].values[i], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_long_answers_get_the_tokens_that_they_take() -> None:
+    long = replace(CONFLICTS[0], memory_answers=("Old" + "x" * 80,))
+    prompts = PromptSet.of(make_prompts([CONFLICTS[1], long], "context"), tiny_tokenizer())
+    budgets = reliance_budgets(prompts)
+    assert budgets[0] == NEW_TOKENS
+    assert budgets[1] > NEW_TOKENS
+
+
+def test_facts_without_a_context_and_other_facts_are_refused() -> None:
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer(), device="cpu")
+    facts = [conflict.remembered for conflict in CONFLICTS]
+    plain = make_prompts(facts, "qa")
+    with pytest.raises(DataError, match="expected prompts about conflicts, got one about the fact of 'France'"):
+        read_reliance(model, plain, plain)
+    with pytest.raises(DataError, match="both prompts must be about the same conflicts"):
+        read_reliance(model, make_prompts(CONFLICTS, "context"), make_prompts(CONFLICTS[:2], "qa"))
