@@ -21,7 +21,7 @@ CONFLICTS = tuple(
 
 
 def made() -> Reliance:
-    """From the context 3 of 6 (one also names the other afterwards), from memory 2, neither 1.
+    """From the context 4 of 6 (two name the other answer as well, one of them first), from memory 1, neither 1.
 
     Without the context the first four are remembered, and one context's answer is guessed.
     """

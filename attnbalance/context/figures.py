@@ -20,8 +20,8 @@ def draw_reliance(measured: Mapping[str, Reliance]) -> Figure:
     The models stand in their order, joined by lines (Goyal et al. 2024, Figure 2).
     """
     series = {
-        "context's answer first": [reliance.share(CONTEXT) for reliance in measured.values()],
-        "remembered answer first": [reliance.share(MEMORY) for reliance in measured.values()],
+        "from the context": [reliance.share(CONTEXT) for reliance in measured.values()],
+        "from memory": [reliance.share(MEMORY) for reliance in measured.values()],
         "M_C": [reliance.m_c() for reliance in measured.values()],
         "remembered without the context": [reliance.remembered() for reliance in measured.values()],
     }

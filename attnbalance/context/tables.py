@@ -14,8 +14,9 @@ from attnbalance.report.wording import markdown, percent, percent_interval, poin
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import gain_interval
 
-CAPTION = """Conflicts: questions whose context gives another answer than memory. "first": which of the two answers
-the output mentions first, as whole words. "contains": the output contains the answer anywhere; it may contain both
+CAPTION = """Conflicts: questions whose context gives another answer than memory. "from context": the output contains
+the context's answer, as whole words; "from memory": it contains the remembered answer alone. "context's first": of both
+answers, the context's comes first. "contains": the answer stands anywhere in the output, also inside a word; both may
 (Goyal et al. 2024). "without context": what the same question alone gives; the context's answer there is a guess.
 "remembered": of the conflicts whose remembered answer the model gives without the context (their number in
 parentheses), the share answered from the context. "M_C": p(context's answer) / (p(context's answer) + p(remembered
@@ -23,8 +24,9 @@ answer)), whole answers, mean over conflicts. "attention": share of the last tok
 subject (or the whole question), mean over layers and heads. 95% intervals, clustered by subject."""
 
 HEAD = (
-    "model", "conflicts", "context first", "memory first", "neither", "contains context's", "contains memory's",
-    "remembered", "without context: memory", "without context: context's", "M_C", "attention: context", "subject",
+    "model", "conflicts", "from context", "from memory", "neither", "context's first", "contains context's",
+    "contains memory's", "remembered", "without context: memory", "without context: context's", "M_C",
+    "attention: context", "subject",
 )  # fmt: skip
 
 
@@ -66,15 +68,22 @@ def attention_curves(reliance: Reliance, seed: int = 0) -> dict[str, Curve]:
 
 def lines(label: str, reliance: Reliance) -> Iterator[dict[str, object]]:
     """What a model answers to each conflict, as lines of answers.jsonl."""
-    columns = (reliance.outputs, reliance.without, reliance.first, reliance.remembers, reliance.log_odds.tolist())
-    for prompt, output, without, first, remembers, log_odds in zip(reliance.prompts, *columns, strict=True):
-        answers = {"output": output, "without_context": without, "first": first, "remembers": remembers}
-        yield {"model": label, **prompt.as_dict(), **answers, "log_odds": log_odds}
+    columns = {
+        "output": reliance.outputs,
+        "without_context": reliance.without,
+        "from": reliance.sides,
+        "first": reliance.first,
+        "remembers": reliance.remembers,
+        "log_odds": reliance.log_odds.tolist(),
+    }
+    for i, prompt in enumerate(reliance.prompts):
+        yield {"model": label, **prompt.as_dict(), **{name: column[i] for name, column in columns.items()}}
 
 
 def _shares(reliance: Reliance) -> dict[str, object]:
     return {
-        "first": {side: reliance.share(side).as_dict() for side in SIDES},
+        "from": {side: reliance.share(side).as_dict() for side in SIDES},
+        "first": {side: reliance.first_share(side).as_dict() for side in SIDES},
         "contains": {CONTEXT: reliance.counterfactual().as_dict(), MEMORY: reliance.parametric().as_dict()},
         "m_c": reliance.m_c().as_dict(),
     }
@@ -83,7 +92,8 @@ def _shares(reliance: Reliance) -> dict[str, object]:
 def _row(label: str, reliance: Reliance) -> list[str]:
     remembering = reliance.remembering()
     known = f"{percent_interval(remembering.share(CONTEXT))} ({len(remembering.prompts)})" if remembering else "(0)"
-    shares = [*map(reliance.share, SIDES), reliance.counterfactual(), reliance.parametric()]
+    contains = [reliance.counterfactual(), reliance.parametric()]
+    shares = [*map(reliance.share, SIDES), reliance.first_share(CONTEXT), *contains]
     alone = [reliance.remembered(), reliance.guessed()]
     attention = [percent(_mean(reliance.attention[role])) for role in (CONTEXT, "subject")]
     counted = [*map(percent_interval, shares), known, *map(percent_interval, alone)]
@@ -114,5 +124,5 @@ def _sentence(label: str, reliance: Reliance) -> str:
 
 def _gain(first: Reliance, other: Reliance) -> Interval:
     """The paired difference in the share answered from the context."""
-    gained = [(b == CONTEXT) - (a == CONTEXT) for a, b in zip(first.first, other.first, strict=True)]
+    gained = [(b == CONTEXT) - (a == CONTEXT) for a, b in zip(first.sides, other.sides, strict=True)]
     return gain_interval(np.array(gained, dtype=int), [prompt.fact.composed_subject for prompt in first.prompts])

@@ -31,7 +31,7 @@ ROLES = ("context", "subject")
 """The spans whose share of the last token's attention is read."""
 
 CONTEXT, MEMORY, NEITHER = SIDES = ("context", "memory", "neither")
-"""Whose answer an output mentions first."""
+"""Where an output has its answer from: it contains the context's answer, the remembered one alone, or none."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,38 @@ class Reliance:
     attention: dict[str, Reading]
 
     @property
+    def sides(self) -> tuple[str, ...]:
+        """For each prompt, where the output has its answer from: one of `SIDES`, by whole words.
+
+        An output with both answers counts for the context: most say "moved from Paris to Lyon". Of 50 outputs of
+        SmolLM2-135M-Instruct that were read by hand, this rule gives 47 as they were read, and whose answer comes first
+        gives 37.
+        """
+        return tuple(
+            _side(output, _conflict(prompt)) for output, prompt in zip(self.outputs, self.prompts, strict=True)
+        )
+
+    @property
     def first(self) -> tuple[str, ...]:
         """For each prompt, whose answer the output mentions first as whole words: one of `SIDES`."""
         return tuple(_first(output, _conflict(p)) for output, p in zip(self.outputs, self.prompts, strict=True))
 
     @property
     def remembers(self) -> tuple[bool, ...]:
-        """For each prompt, whether the output without the context mentions the remembered answer first."""
+        """For each prompt, whether the output without the context is from memory."""
         pairs = zip(self.without, self.prompts, strict=True)
-        return tuple(_first(output, _conflict(prompt)) == MEMORY for output, prompt in pairs)
+        return tuple(_side(output, _conflict(prompt)) == MEMORY for output, prompt in pairs)
 
     def share(self, side: str) -> Interval:
+        """The share of outputs from one of `SIDES`."""
+        return self._share([own == side for own in self.sides])
+
+    def first_share(self, side: str) -> Interval:
         """The share of outputs that mention a side's answer first."""
         return self._share([first == side for first in self.first])
 
     def counterfactual(self) -> Interval:
-        """The share of outputs that contain the context's answer anywhere (Goyal et al. 2024, Section 2.1).
+        """The share of outputs that contain the context's answer anywhere, also inside a word (Goyal et al. 2024, 2.1).
 
         An output may contain both answers, and counts for `parametric` too.
         """
@@ -81,13 +97,13 @@ class Reliance:
         return self._share(self._contains(memory=True))
 
     def remembered(self) -> Interval:
-        """The share of questions without the context whose output mentions the remembered answer first."""
+        """The share of questions without the context whose output is from memory."""
         return self._share(self.remembers)
 
     def guessed(self) -> Interval:
-        """The control: the share of outputs without the context that mention the context's answer first."""
+        """The control: the share of outputs without the context that contain the context's answer."""
         pairs = zip(self.without, self.prompts, strict=True)
-        return self._share([_first(output, _conflict(prompt)) == CONTEXT for output, prompt in pairs])
+        return self._share([_side(output, _conflict(prompt)) == CONTEXT for output, prompt in pairs])
 
     def m_c(self) -> Interval:
         """The mean of M_C: the context's answer's probability over that of both answers (Goyal et al. 2024, Eq. 14)."""
@@ -130,10 +146,18 @@ def _conflict(prompt: Prompt) -> Conflict:
     return prompt.fact
 
 
-def _first(output: str, conflict: Conflict) -> str:
-    """Whose answer an output mentions first."""
+def _mentions(output: str, conflict: Conflict) -> dict[str, int]:
+    """For each side whose answer an output mentions, the character where it first does, the context's side first."""
     both = (first_mention(output, conflict.answers), first_mention(output, conflict.memory_answers))
-    starts = {side: span[0] for side, span in zip((CONTEXT, MEMORY), both, strict=True) if span}
+    return {side: span[0] for side, span in zip((CONTEXT, MEMORY), both, strict=True) if span}
+
+
+def _side(output: str, conflict: Conflict) -> str:
+    return next(iter(_mentions(output, conflict)), NEITHER)
+
+
+def _first(output: str, conflict: Conflict) -> str:
+    starts = _mentions(output, conflict)
     return min(starts, key=starts.__getitem__, default=NEITHER)
 
 

@@ -43,8 +43,8 @@ def test_the_folder_holds_table_numbers_figures_and_every_answer(folder: Path, t
     assert len(lines) == 2 * len(CONFLICTS)
     saved = json.loads((out / "context.json").read_text())
     assert saved["a"] == saved["b"]
-    counted = sum(line["first"] == "neither" for line in lines) / len(lines)
-    assert saved["a"]["first"]["neither"]["mean"] == pytest.approx(counted)
+    counted = sum(line["from"] == "neither" for line in lines) / len(lines)
+    assert saved["a"]["from"]["neither"]["mean"] == pytest.approx(counted)
     assert compare_context(specs, FACTS, HOW, out) == said
 
 

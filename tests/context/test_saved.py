@@ -16,7 +16,7 @@ def test_it_comes_back_under_its_key_alone(tmp_path: Path) -> None:
     save_reliance(made(), tmp_path / "model", "key")
     again = load_reliance(tmp_path / "model", "key", made().prompts)
     assert again is not None
-    assert (again.outputs, again.without, again.first) == (made().outputs, made().without, made().first)
+    assert (again.outputs, again.without, again.sides) == (made().outputs, made().without, made().sides)
     assert torch.equal(again.log_odds, made().log_odds)
     for role, reading in made().attention.items():
         assert torch.equal(again.attention[role].values, reading.values)

@@ -24,8 +24,8 @@ def test_the_row_holds_the_shares() -> None:
     assert tuple(head) == HEAD
     shares = {name: cell.split(" ")[0] for name, cell in cells.items()}
     assert shares == {
-        "model": "base", "conflicts": "6", "context first": "50.0%", "memory first": "33.3%", "neither": "16.7%",
-        "contains context's": "83.3%", "contains memory's": "50.0%", "remembered": "75.0%",
+        "model": "base", "conflicts": "6", "from context": "66.7%", "from memory": "16.7%", "neither": "16.7%",
+        "context's first": "50.0%", "contains context's": "83.3%", "contains memory's": "50.0%", "remembered": "100.0%",
         "without context: memory": "66.7%", "without context: context's": "16.7%", "M_C": "0.5",
         "attention: context": "50.0%", "subject": "20.0%",
     }  # fmt: skip
@@ -35,9 +35,9 @@ def test_the_row_holds_the_shares() -> None:
 
 def test_the_sentences_compare_each_further_model_with_the_first() -> None:
     text = answer({"base": made(), "tuned": all_from_context()})
-    assert text.startswith("Of 6 conflicts base answers 50.0% [")
-    assert "of the 4 that it remembers without the context, 75.0%" in text
-    assert "From the context tuned answers +50.0 points [" in text
+    assert text.startswith("Of 6 conflicts base answers 66.7% [")
+    assert "of the 4 that it remembers without the context, 100.0%" in text
+    assert "From the context tuned answers +33.3 points [" in text
     assert text.endswith("against base.")
     alone = answer({"base": replace(made(), without=("",) * 6)})
     assert alone.endswith("from memory; without the context it remembers none of the answers.")
@@ -45,7 +45,7 @@ def test_the_sentences_compare_each_further_model_with_the_first() -> None:
 
 def test_json_holds_all_conflicts_and_those_that_are_remembered() -> None:
     saved: Any = as_json(made())
-    assert saved["first"]["context"]["mean"] == 0.5
+    assert (saved["from"]["context"]["mean"], saved["first"]["context"]["mean"]) == (4 / 6, 0.5)
     assert saved["contains"]["memory"]["mean"] == 0.5
     assert (saved["remembered"]["conflicts"], saved["remembered"]["first"]["context"]["mean"]) == (4, 0.75)
     assert saved["without_context"]["memory"]["mean"] == pytest.approx(4 / 6)
@@ -62,6 +62,6 @@ def test_attention_to_the_parts_of_the_prompt_adds_up() -> None:
 
 def test_a_line_says_what_was_answered() -> None:
     line: Any = next(iter(lines("base", made())))
-    assert (line["model"], line["output"], line["first"], line["remembers"]) == ("base", " NewFrance", "context", True)
+    assert (line["model"], line["output"], line["from"], line["remembers"]) == ("base", " NewFrance", "context", True)
     assert line["memory_answers"] == ["OldFrance"]
     assert line["log_odds"] == pytest.approx(1.0986, abs=1e-4)  # log 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,16 +12,42 @@ from conflict_facts import CONFLICTS, made
 from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer
 
 from attnbalance import load_model
+from attnbalance.data.conflicts import Conflict
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError
 from attnbalance.readings.answer_probability import read_answer_probability
 from attnbalance.readings.reliance import NEW_TOKENS, read_reliance, reliance_budgets
 
+SIDES = ("context", "memory", "neither")
 
-def test_each_output_counts_for_the_answer_that_it_names_first() -> None:
+
+def test_an_output_with_both_answers_is_from_the_context() -> None:
+    assert made().sides == ("context", "context", "context", "context", "memory", "neither")
+    assert [made().share(side).mean for side in SIDES] == [4 / 6, 1 / 6, 1 / 6]
+
+
+def test_whose_answer_comes_first_is_counted_too() -> None:
     assert made().first == ("context", "context", "context", "memory", "memory", "neither")
-    assert [made().share(side).mean for side in ("context", "memory", "neither")] == [3 / 6, 2 / 6, 1 / 6]
+    assert [made().first_share(side).mean for side in SIDES] == [3 / 6, 2 / 6, 1 / 6]
+
+
+def test_outputs_of_a_real_model_are_judged_as_they_were_read_by_hand() -> None:
+    """50 outputs of SmolLM2-135M-Instruct to conflicts drawn at random, read before the rule was chosen."""
+    rows = [json.loads(line) for line in (Path(__file__).parent / "read_by_hand.jsonl").read_text().splitlines()]
+    conflicts = [
+        Conflict(
+            row["question"], "conflict", (row["answer"],), question=row["question"], context=row["answer"],
+            memory_answers=(row["memory_answer"],),
+        )
+        for row in rows
+    ]  # fmt: skip
+    outputs = tuple(row["output"] for row in rows)
+    read = replace(made(), prompts=make_prompts(conflicts, "context"), outputs=outputs)
+    labels = [row["label"] for row in rows]
+    assert len(labels) == 50
+    assert sum(side == label for side, label in zip(read.sides, labels, strict=True)) == 47
+    assert sum(side == label for side, label in zip(read.first, labels, strict=True)) == 37
 
 
 def test_an_output_may_contain_both_answers() -> None:
@@ -33,7 +61,7 @@ def test_without_the_context_answers_are_remembered_or_guessed() -> None:
     assert (made().remembered().mean, made().guessed().mean) == (4 / 6, 1 / 6)
     remembering = made().remembering()
     assert remembering is not None
-    assert remembering.share("context").mean == 3 / 4
+    assert remembering.share("context").mean == 4 / 4
     assert remembering.attention["context"].prompt_ids == tuple(p.prompt_id for p in made().prompts[:4])
     assert replace(made(), without=("",) * 6).remembering() is None
 
