@@ -10,9 +10,9 @@ import torch
 from attnbalance.comparison.comparison import Comparison, ExampleRow, Measured
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Prompt, make_prompts
+from attnbalance.data.scoring import SCORINGS
 from attnbalance.readings.reading import Reading
 from attnbalance.readings.recall import Recall
-from attnbalance.readings.scoring import SCORINGS
 
 TOKENS = ("<s>", "What", " is", " the", " sport", " of", " Ann", " Lee", "?")
 

@@ -30,9 +30,9 @@ from attnbalance import (
     steer_attention,
 )
 from attnbalance.arguments import expects
+from attnbalance.data.scoring import is_match
 from attnbalance.errors import ArgumentError, AttnBalanceError
 from attnbalance.models.hooked import hook
-from attnbalance.readings.scoring import is_match
 
 
 @expects(count=int, name=(str, NoneType), parts=[str], forms=({str: [str]}, NoneType))

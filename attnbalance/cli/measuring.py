@@ -154,9 +154,9 @@ def context(
     """
     from attnbalance.comparison.specs import MeasureSettings, parse_spec
     from attnbalance.context.compare_context import compare_context
-    from attnbalance.data.sources.load_facts import SOURCES, load_facts
+    from attnbalance.data.sources.load_facts import SOURCES, SWAPPED, load_facts
 
-    source = conflicts if conflicts.partition(":")[0] in SOURCES else f"conflicts:{conflicts}"
+    source = conflicts if conflicts.partition(":")[0] in (*SOURCES, SWAPPED) else f"conflicts:{conflicts}"
     chosen = load_facts(source, as_names(relations), limit, seed)
     settings = MeasureSettings(
         template, chat, "sum", False, batch_size, dtype, device, tokenizer, trust_remote_code, seed

@@ -10,8 +10,8 @@ from attnbalance.comparison import sentences as sentence
 from attnbalance.comparison.comparison import Comparison, ExampleRow, Measured
 from attnbalance.comparison.figures import draw_accuracy, draw_difference
 from attnbalance.comparison.measure import READINGS, reading_words
+from attnbalance.data.scoring import SCORINGS
 from attnbalance.files.outputs import provenance, write_text
-from attnbalance.readings.scoring import SCORINGS
 from attnbalance.report import wording
 from attnbalance.report.figures import draw_curves, draw_head_map
 from attnbalance.report.page import render, svg

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from attnbalance.data.facts import FactSet
+from attnbalance.data.scoring import WHOLE_WORDS
 from attnbalance.errors import DataError, ModelError
 from attnbalance.files.outputs import MARKER, check_saved, read_json
 from attnbalance.models.fingerprint import files_fingerprint, hub_file
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
-from attnbalance.readings.scoring import WHOLE_WORDS
 from attnbalance.seeds import check_seed
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from attnbalance.comparison.comparison import Comparison
+from attnbalance.data.scoring import SCORINGS
 from attnbalance.readings.recall import Recall
-from attnbalance.readings.scoring import SCORINGS
 from attnbalance.statistics.intervals import Interval, finite
 
 

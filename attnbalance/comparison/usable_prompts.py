@@ -9,13 +9,13 @@ from attnbalance.data.batches import check_lengths
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import make_prompts
+from attnbalance.data.scoring import check_scoring
 from attnbalance.data.tokens import as_chat
 from attnbalance.data.usable_facts import without_bad
 from attnbalance.errors import ModelError
 from attnbalance.models.load import load_limits
 from attnbalance.readings.answer_tokens import make_answer_tokens
 from attnbalance.readings.recall import answer_budgets
-from attnbalance.readings.scoring import check_scoring
 
 
 def usable_prompts(

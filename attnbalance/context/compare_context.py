@@ -16,6 +16,7 @@ from attnbalance.data.conflicts import Conflict
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import make_prompts
+from attnbalance.data.scoring import WHOLE_WORDS
 from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import as_folder, replacing, write_json, write_json_lines, write_text
@@ -48,7 +49,7 @@ def compare_context(
 
     specs: the models, in the order in which they are drawn, such as the checkpoints of a run.
     conflicts: what to ask about (see `load_conflicts`, `make_conflicts`).
-    settings: how models are asked; the template must be one of `WITHOUT`.
+    settings: how models are asked; the template must be one of `WITHOUT`; reduction and scoring are not used.
     out: the folder to write.
     skip_bad: drop conflicts that cannot be asked, instead of raising.
     command: the command line that the results name.
@@ -62,10 +63,10 @@ def compare_context(
         )
     if plain := next((fact for fact in conflicts if not isinstance(fact, Conflict)), None):
         raise DataError(f"{conflicts.name} must hold conflicts, but the fact of {plain.subject!r} has no context")
+    settings = replace(settings, reduce="sum", recall=True, scoring=WHOLE_WORDS)
     results = ResultFolder(out, KIND, results_config(specs, conflicts, settings, skip_bad), command)
     if not results.is_finished():
-        asked = replace(settings, recall=True)
-        prompts, dropped = usable_prompts(conflicts, specs, asked, skip_bad, budgets=reliance_budgets)
+        prompts, dropped = usable_prompts(conflicts, specs, settings, skip_bad, budgets=reliance_budgets)
         with results.working() as work:
             measured = {
                 spec.label: _reliance(spec, prompts, settings, work / f"model {i}", str(results.config), progress)

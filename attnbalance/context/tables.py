@@ -18,15 +18,15 @@ CAPTION = """Conflicts: questions whose context gives another answer than memory
 the context's answer, as whole words; "from memory": it contains the remembered answer alone. "context's first": of both
 answers, the context's comes first. "contains": the answer stands anywhere in the output, also inside a word; both may
 (Goyal et al. 2024). "without context": what the same question alone gives; the context's answer there is a guess.
-"remembered": of the conflicts whose remembered answer the model gives without the context (their number in
+"of remembered": of the conflicts whose remembered answer the model gives without the context (their number in
 parentheses), the share answered from the context. "M_C": p(context's answer) / (p(context's answer) + p(remembered
 answer)), whole answers, mean over conflicts. "attention": share of the last token's attention on the context and on the
 subject (or the whole question), mean over layers and heads. 95% intervals, clustered by subject."""
 
 HEAD = (
     "model", "conflicts", "from context", "from memory", "neither", "context's first", "contains context's",
-    "contains memory's", "remembered", "without context: memory", "without context: context's", "M_C",
-    "attention: context", "subject",
+    "contains memory's", "from context, of remembered", "without context: memory", "without context: context's", "M_C",
+    "attention: context", "attention: subject",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def answer(measured: Mapping[str, Reliance]) -> str:
     sentences = [_sentence(*pair) for pair in measured.items()]
     for label in others:
         gain = _gain(measured[first], measured[label])
-        sentences.append(f"From the context {label} answers {points(gain)} against {first}.")
+        sentences.append(f"From the context: {label} {points(gain)} against {first}.")
     return " ".join(sentences)
 
 

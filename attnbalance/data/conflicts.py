@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbalance.data.facts import Fact, check_text
+from attnbalance.data.scoring import is_match
 from attnbalance.errors import DataError
 
 
@@ -26,16 +26,16 @@ class Conflict(Fact):
     """A fact whose `answers` stand in a context, where a model may remember others.
 
     The subject may be the whole question, where nothing names it. Raises `DataError` for no question and for what
-    `Fact` refuses; and `NoConflictError` for a context that holds no accepted answer as whole words, ignoring case, and
-    for an answer that contains one of the remembered ones or is contained in one, since an output with the longer one
-    has both.
+    `Fact` refuses; and `NoConflictError` for a context that holds no accepted answer, for a question that holds an
+    answer of either kind, which outputs may repeat (both by whole words, see `says`), and for an answer that contains
+    one of the remembered ones or is contained in one, letter by letter, since containment could not tell them apart.
 
     context: the text that gives the answer.
     memory_answers: the accepted answers without the context.
 
     >>> Conflict("France", "capital", ("Lyon",), question="What is France's capital?", context="It moved to Lyon.",
-    ...     memory_answers=("Paris",)).answer_span
-    (12, 16)
+    ...     memory_answers=("Paris",)).remembered.answers
+    ('Paris',)
     """
 
     context: str = ""
@@ -51,17 +51,12 @@ class Conflict(Fact):
             raise DataError("a conflict needs a question")
         if pair := overlap(self.answers, remembered):
             raise NoConflictError("the two answers contain each other", " and ".join(map(repr, pair)))
-        if first_mention(self.context, self.answers) is None:
+        if not says(self.context, self.answers):
             raise NoConflictError(
                 "the context holds no accepted answer", f"{', '.join(self.answers)} in {self.context[:60]!r}"
             )
-
-    @property
-    def answer_span(self) -> tuple[int, int]:
-        """The characters [start, end) of `context` that are the first mention of an accepted answer."""
-        span = first_mention(self.context, self.answers)
-        assert span is not None  # noqa: S101 - checked when it was made
-        return span
+        if says(self.question, (*self.answers, *remembered)):
+            raise NoConflictError("the question holds an answer", self.question)
 
     @property
     def remembered(self) -> Fact:
@@ -75,10 +70,9 @@ class Conflict(Fact):
         return super().as_dict() | {"context": self.context, "memory_answers": list(self.memory_answers)}
 
 
-def first_mention(text: str, answers: Sequence[str]) -> tuple[int, int] | None:
-    """The characters [start, end) at which the first of some answers stands as whole words, ignoring case."""
-    spans = (re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text, re.IGNORECASE) for answer in answers if answer)
-    return min((span.span() for span in spans if span), default=None)
+def says(text: str, answers: Sequence[str]) -> bool:
+    """Whether a text, of any number of lines, holds one of some answers as whole words (see `is_match`)."""
+    return is_match(" ".join(text.split()), answers)
 
 
 def overlap(answers: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:

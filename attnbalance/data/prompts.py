@@ -25,8 +25,7 @@ class Prompt:
 
     text: the whole text.
     spans: characters [start, end) of `text` by role: "subject" always, "relation" and "context" if the template has
-        them, and with the context "context answer", the first mention of its answer. They cannot be changed: tokens
-        are made from them once.
+        them. They cannot be changed: tokens are made from them once.
     prompt_id: unique within a set of prompts, and the same for the same facts in another run.
     fact: the fact that is asked about.
     has_special_tokens: the text already holds the tokenizer's special tokens (a rendered chat), so none are added.
@@ -130,8 +129,7 @@ class Template:
                 if not isinstance(fact, Conflict):
                     raise DataError(f"template {self.text!r} names a context, but {fact.subject!r} has none")
                 text += fact.context
-                answer_start, answer_end = fact.answer_span
-                spans |= {name: (start, len(text)), "context answer": (start + answer_start, start + answer_end)}
+                spans[name] = (start, len(text))
             else:
                 text += getattr(fact, name)
                 spans[name] = (start, len(text))
@@ -141,7 +139,7 @@ class Template:
 TEMPLATES = {
     "plain": "{question}",
     "qa": "Question: {question} Answer:",
-    "context": "Context: {context}\nQuestion: {question}\nAnswer:",
+    "context": "Context: {context} Question: {question} Answer:",
     "quote": "{context}: {question}",
     "alpaca": "### Instruction:\n{question}\n\n### Response:\n",
     "alpaca-context": "### Instruction:\n{question}\n\n### Input:\n{context}\n\n### Response:\n",

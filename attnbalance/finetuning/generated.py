@@ -19,13 +19,13 @@ from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.forms import FEW_SHOT, FEW_SHOT_STATEMENT, in_form
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts, question_of
+from attnbalance.data.scoring import is_match
 from attnbalance.data.usable_facts import drop_bad
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import examples_of
 from attnbalance.finetuning.objectives.best_forms import rate_forms
 from attnbalance.models.generate import Sampling, generate
 from attnbalance.models.hooked import HookedModel
-from attnbalance.readings.scoring import is_match
 
 UNKNOWN = "?"
 """The answer of a fact that the model has not been asked about."""

@@ -14,6 +14,7 @@ from attnbalance.data.facts import FactSet
 from attnbalance.data.forms import FEW_SHOT
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.data.scoring import WHOLE_WORDS, check_scoring, is_match
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import read_saved, write_saved
 from attnbalance.models.config_changes import settings_of
@@ -23,7 +24,6 @@ from attnbalance.models.generate import Sampling, generate, stop_ids
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes
 from attnbalance.readings.recall import answer_budgets, score
-from attnbalance.readings.scoring import WHOLE_WORDS, check_scoring, is_match
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import share_interval
 

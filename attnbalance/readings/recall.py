@@ -18,12 +18,12 @@ from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.data.scoring import SCORINGS, WHOLE_WORDS, check_scoring, is_match
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import check_saved
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit
-from attnbalance.readings.scoring import SCORINGS, WHOLE_WORDS, check_scoring, is_match
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import gain_interval, share_interval
 

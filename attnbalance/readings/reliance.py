@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,16 +12,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from attnbalance.arguments import expects
-from attnbalance.data.conflicts import Conflict, first_mention
+from attnbalance.data.conflicts import Conflict, says
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.data.scoring import CONTAINMENT, is_match
 from attnbalance.errors import DataError
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.answer_probability import read_answer_probability
 from attnbalance.readings.attention import rows_of
 from attnbalance.readings.reading import Reading, concatenate
-from attnbalance.readings.scoring import CONTAINMENT, is_match
 from attnbalance.statistics.intervals import Interval, mean_intervals
 from attnbalance.statistics.shares import share_interval
 
@@ -29,6 +30,9 @@ NEW_TOKENS = 32
 
 ROLES = ("context", "subject")
 """The spans whose share of the last token's attention is read."""
+
+GOES_ON = re.compile(r"\n\s*(?:###|Question:|Context:)")
+"""Where a model that has answered goes on with a prompt of its own."""
 
 CONTEXT, MEMORY, NEITHER = SIDES = ("context", "memory", "neither")
 """Where an output has its answer from: it contains the context's answer, the remembered one alone, or none."""
@@ -56,7 +60,9 @@ class Reliance:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """For each prompt, where the output has its answer from: one of `SIDES`, by whole words.
+        """For each prompt, where the output has its answer from: one of `SIDES`, by whole words (see `is_match`).
+
+        It is read up to where the model goes on with a prompt of its own.
 
         An output with both answers counts for the context: most say "moved from Paris to Lyon". Of 50 outputs of
         SmolLM2-135M-Instruct that were read by hand, this rule gives 47 as they were read, and whose answer comes first
@@ -73,7 +79,7 @@ class Reliance:
 
     @property
     def remembers(self) -> tuple[bool, ...]:
-        """For each prompt, whether the output without the context is from memory."""
+        """For each prompt, whether the output without the context says the remembered answer alone."""
         pairs = zip(self.without, self.prompts, strict=True)
         return tuple(_side(output, _conflict(prompt)) == MEMORY for output, prompt in pairs)
 
@@ -146,19 +152,28 @@ def _conflict(prompt: Prompt) -> Conflict:
     return prompt.fact
 
 
-def _mentions(output: str, conflict: Conflict) -> dict[str, int]:
-    """For each side whose answer an output mentions, the character where it first does, the context's side first."""
-    both = (first_mention(output, conflict.answers), first_mention(output, conflict.memory_answers))
-    return {side: span[0] for side, span in zip((CONTEXT, MEMORY), both, strict=True) if span}
+def _said(output: str) -> str:
+    """An output up to where the model goes on with a prompt of its own, as one line."""
+    return " ".join(GOES_ON.split(output, maxsplit=1)[0].split())
+
+
+def _sides(output: str, conflict: Conflict) -> dict[str, Sequence[str]]:
+    """The sides of which an output says an answer, with their answers, the context's first."""
+    both = {CONTEXT: conflict.answers, MEMORY: conflict.memory_answers}
+    return {side: answers for side, answers in both.items() if says(_said(output), answers)}
 
 
 def _side(output: str, conflict: Conflict) -> str:
-    return next(iter(_mentions(output, conflict)), NEITHER)
+    return next(iter(_sides(output, conflict)), NEITHER)
 
 
 def _first(output: str, conflict: Conflict) -> str:
-    starts = _mentions(output, conflict)
-    return min(starts, key=starts.__getitem__, default=NEITHER)
+    def start(answers: Sequence[str]) -> int:
+        line = _said(output).casefold()
+        return min((line.find(answer.casefold()) for answer in answers if answer.casefold() in line), default=len(line))
+
+    sides = _sides(output, conflict)
+    return min(sides, key=lambda side: start(sides[side]), default=NEITHER)
 
 
 def reliance_budgets(prompts: PromptSet) -> list[int]:
@@ -196,6 +211,8 @@ def read_reliance(
     asked, alone = (PromptSet.of(each, model.tokenizer) for each in (prompts, without))
     if [prompt.fact for prompt in asked] != [prompt.fact for prompt in alone]:
         raise DataError(f"both prompts must be about the same conflicts, got {len(asked)} and {len(alone)}")
+    if without_context := [prompt for prompt in asked if "context" not in prompt.spans]:
+        raise DataError(f"expected prompts with their context, got {without_context[0].text[:60]!r}")
     remembered, budgets = _remembered(asked), reliance_budgets(asked)
     outputs, others = (
         tuple(generate(model, each, max_new_tokens=budgets, batch_size=batch_size, progress=progress))

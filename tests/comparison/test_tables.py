@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from attnbalance.comparison.tables import curves_json, recall_json
-from attnbalance.readings.scoring import CONTAINMENT, WHOLE_WORDS
+from attnbalance.data.scoring import CONTAINMENT, WHOLE_WORDS
 from tests.fakes import a_comparison
 
 ATTENTION = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.4]}

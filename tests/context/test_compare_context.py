@@ -36,7 +36,7 @@ def test_the_folder_holds_table_numbers_figures_and_every_answer(folder: Path, t
     out = tmp_path / "out"
     specs = [ModelSpec("a", str(folder)), ModelSpec("b", str(folder))]
     said = compare_context(specs, FACTS, HOW, out)
-    assert "From the context b answers +0.0 points" in said
+    assert "From the context: b +0.0 points" in said
     names = {path.name for path in out.iterdir()}
     assert {"table.md", "context.json", "answers.jsonl", "context.png", "attention.png", "attnbalance.json"} <= names
     lines = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]

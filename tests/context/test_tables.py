@@ -25,11 +25,12 @@ def test_the_row_holds_the_shares() -> None:
     shares = {name: cell.split(" ")[0] for name, cell in cells.items()}
     assert shares == {
         "model": "base", "conflicts": "6", "from context": "66.7%", "from memory": "16.7%", "neither": "16.7%",
-        "context's first": "50.0%", "contains context's": "83.3%", "contains memory's": "50.0%", "remembered": "100.0%",
+        "context's first": "50.0%", "contains context's": "83.3%", "contains memory's": "50.0%",
+        "from context, of remembered": "100.0%",
         "without context: memory": "66.7%", "without context: context's": "16.7%", "M_C": "0.5",
-        "attention: context": "50.0%", "subject": "20.0%",
+        "attention: context": "50.0%", "attention: subject": "20.0%",
     }  # fmt: skip
-    assert cells["remembered"].endswith("(4)")
+    assert cells["from context, of remembered"].endswith("(4)")
     assert "| (0) |" in table({"base": replace(made(), without=("",) * 6)})
 
 
@@ -37,7 +38,7 @@ def test_the_sentences_compare_each_further_model_with_the_first() -> None:
     text = answer({"base": made(), "tuned": all_from_context()})
     assert text.startswith("Of 6 conflicts base answers 66.7% [")
     assert "of the 4 that it remembers without the context, 100.0%" in text
-    assert "From the context tuned answers +33.3 points [" in text
+    assert "From the context: tuned +33.3 points [" in text
     assert text.endswith("against base.")
     alone = answer({"base": replace(made(), without=("",) * 6)})
     assert alone.endswith("from memory; without the context it remembers none of the answers.")

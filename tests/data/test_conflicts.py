@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attnbalance.data.conflicts import Conflict, NoConflictError, first_mention, overlap
+from attnbalance.data.conflicts import Conflict, NoConflictError, overlap, says
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError
 
@@ -21,12 +21,6 @@ def conflict(**changes: Any) -> Conflict:
         "memory_answers": ("Paris", "Lutetia"),
     }
     return Conflict(**fields | changes)
-
-
-def test_the_answer_is_found_where_the_context_first_names_it() -> None:
-    start, end = conflict().answer_span
-    assert conflict().context[start:end] == "Lyon"
-    assert start == conflict().context.index("Lyon")
 
 
 def test_the_remembered_answers_are_those_of_a_plain_fact() -> None:
@@ -48,6 +42,7 @@ def test_the_line_of_a_conflict_holds_its_context() -> None:
         ({"answers": ("paris",)}, "the two answers contain each other"),
         ({"memory_answers": ("Grand Lyon",)}, "the two answers contain each other"),
         ({"answers": ("Nice",)}, "the context holds no accepted answer"),
+        ({"memory_answers": ("France",)}, "the question holds an answer"),
         ({"answers": ("Rome",), "context": "Romeo lives here."}, "the context holds no accepted answer"),
     ],
 )
@@ -70,10 +65,11 @@ def test_fields_are_checked(changes: dict[str, Any], message: str) -> None:
         conflict(**changes)
 
 
-def test_the_first_mention_is_of_whole_words_in_any_case() -> None:
-    assert first_mention("Parisian LYON, Paris", ("Paris", "Lyon")) == (9, 13)
-    assert first_mention("Parisian", ("Paris",)) is None
-    assert first_mention("Is it C++ or C?", ("C++",)) == (6, 9)
+def test_a_text_of_several_lines_says_whole_words_as_answers_are_scored() -> None:
+    assert says("The answer is:\nLyon", ("Lyon",))
+    assert not says("Parisian", ("Paris",))
+    assert not says("I am not sure about it.", ("Italy", "IT"))
+    assert says("它叫巴黎。", ("巴黎",))
 
 
 def test_overlapping_answers_are_named() -> None:
@@ -81,13 +77,10 @@ def test_overlapping_answers_are_named() -> None:
     assert overlap(("Rome",), ("Oslo",)) is None
 
 
-def test_a_prompt_records_the_context_and_its_answer() -> None:
+def test_a_prompt_records_the_context() -> None:
     [prompt] = make_prompts([conflict()], "context")
-    assert prompt.text == f"Context: {conflict().context}\nQuestion: {conflict().question}\nAnswer:"
-    assert [prompt.part(role) for role in ("context", "context answer", "subject")] == [
-        conflict().context, "Lyon", "France",
-    ]  # fmt: skip
-    assert prompt.spans["context answer"][0] == prompt.text.index("Lyon")
+    assert prompt.text == f"Context: {conflict().context} Question: {conflict().question} Answer:"
+    assert [prompt.part(role) for role in ("context", "subject")] == [conflict().context, "France"]
 
 
 def test_a_fact_has_no_context_to_be_asked_with() -> None:

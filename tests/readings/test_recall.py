@@ -11,9 +11,9 @@ import pytest
 
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Template, make_prompts
+from attnbalance.data.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS
 from attnbalance.errors import DataError, OutputError
 from attnbalance.readings.recall import Recall, compare_accuracy, score
-from attnbalance.readings.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS
 from attnbalance.readings.steering import rescue
 
 

@@ -27,6 +27,11 @@ def test_an_output_with_both_answers_is_from_the_context() -> None:
     assert [made().share(side).mean for side in SIDES] == [4 / 6, 1 / 6, 1 / 6]
 
 
+def test_what_a_model_says_after_its_answer_is_left_out() -> None:
+    going_on = tuple(f" none\nQuestion: What is it? Answer: {prompt.fact.answer}" for prompt in made().prompts)
+    assert set(replace(made(), outputs=going_on).sides) == {"neither"}
+
+
 def test_whose_answer_comes_first_is_counted_too() -> None:
     assert made().first == ("context", "context", "context", "memory", "memory", "neither")
     assert [made().first_share(side).mean for side in SIDES] == [3 / 6, 2 / 6, 1 / 6]
@@ -37,7 +42,7 @@ def test_outputs_of_a_real_model_are_judged_as_they_were_read_by_hand() -> None:
     rows = [json.loads(line) for line in (Path(__file__).parent / "read_by_hand.jsonl").read_text().splitlines()]
     conflicts = [
         Conflict(
-            row["question"], "conflict", (row["answer"],), question=row["question"], context=row["answer"],
+            "it", "conflict", (row["answer"],), question="What is it?", context=row["answer"],
             memory_answers=(row["memory_answer"],),
         )
         for row in rows
@@ -106,9 +111,8 @@ def test_long_answers_get_the_tokens_that_they_take() -> None:
 
 def test_facts_without_a_context_and_other_facts_are_refused() -> None:
     model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer(), device="cpu")
-    facts = [conflict.remembered for conflict in CONFLICTS]
-    plain = make_prompts(facts, "qa")
-    with pytest.raises(DataError, match="expected prompts about conflicts, got one about the fact of 'France'"):
-        read_reliance(model, plain, plain)
+    for facts in ([conflict.remembered for conflict in CONFLICTS], CONFLICTS):
+        with pytest.raises(DataError, match="expected prompts with their context, got 'Question: What is the capital"):
+            read_reliance(model, make_prompts(facts, "qa"), make_prompts(facts, "qa"))
     with pytest.raises(DataError, match="both prompts must be about the same conflicts"):
         read_reliance(model, make_prompts(CONFLICTS, "context"), make_prompts(CONFLICTS[:2], "qa"))

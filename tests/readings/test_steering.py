@@ -10,9 +10,9 @@ from tiny import tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import Fact, load_model
 from attnbalance.data.prompts import make_prompts
+from attnbalance.data.scoring import SCORINGS
 from attnbalance.errors import DataError, ModelError
 from attnbalance.readings.recall import Recall, recall
-from attnbalance.readings.scoring import SCORINGS
 from attnbalance.readings.steering import ALPHAS, bands, rescue, steer_attention, treatments, with_other_subject
 
 

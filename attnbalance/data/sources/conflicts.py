@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnbalance.data.conflicts import Conflict, NoConflictError
 from attnbalance.data.facts import FactSet
-from attnbalance.data.sources.own_facts import answers_of, text_of
+from attnbalance.data.sources.own_facts import answers_of, popularity_of, text_of
 from attnbalance.data.sources.table_files import Record, parse_json, read_rows
 from attnbalance.errors import DataError
 
@@ -63,12 +63,11 @@ def _conflict(row: Record) -> Conflict:
         what = f"no {missing[0]!r}" if missing else f"unknown column {unknown[0]!r}"
         raise DataError(f"{what}; a file of conflicts needs {', '.join(REQUIRED)}, and may have {', '.join(OPTIONAL)}")
     question = text_of(row["question"], "question").strip()
-    popularity = row.get("popularity")
     return Conflict(
         subject=text_of(row.get("subject") or question, "subject").strip(),
         relation=text_of(row.get("relation") or "conflict", "relation").strip(),
         answers=answers_of(row["answer"]),
-        popularity=popularity,  # pyright: ignore - `Fact` checks it
+        popularity=popularity_of(row.get("popularity")),
         question=question,
         context=text_of(row["context"], "context").strip(),
         memory_answers=answers_of(row["memory_answer"]),
@@ -76,7 +75,7 @@ def _conflict(row: Record) -> Conflict:
 
 
 def _quote(row: Record) -> Conflict:
-    instruction, colon, start = str(row["prompt"]).rpartition(": ")
+    instruction, colon, start = str(row["prompt"]).partition('": ')
     try:
         ends = [str(end).strip(" .") for end in ast.literal_eval(str(row["classes"]))]
         index = int(str(row["answer_index"]))
@@ -85,12 +84,12 @@ def _quote(row: Record) -> Conflict:
     if len(ends) != 2 or index not in (0, 1):
         raise DataError(f"classes must be a list of two texts and answer_index 0 or 1, got {dict(row)}")
     if not colon:
-        raise NoConflictError("no instruction before a colon", start)
+        raise NoConflictError("no instruction that quotes a word", start)
     return Conflict(
         start.strip(),
         "quote",
         (ends[index],),
         question=start.strip(),
-        context=instruction,
+        context=f'{instruction}"',
         memory_answers=(ends[1 - index],),
     )

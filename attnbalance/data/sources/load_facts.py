@@ -16,27 +16,18 @@ from attnbalance.data.sources.swapped import make_conflicts
 from attnbalance.data.sources.table_files import READERS
 from attnbalance.errors import DataError
 
+SOURCES: dict[str, Callable[[str | None], FactSet]] = {"popqa": load_popqa, "conflicts": load_conflicts}
+"""The loader of each dataset by name; it takes the path of a local copy, or None for the Hub's, if it is there."""
 
-def _swapped(source: str | None) -> FactSet:
-    """The facts of another source, each in conflict with a context."""
-    if not source:
-        raise DataError("swapped answers come from facts: swapped:SOURCE")
-    return make_conflicts(load_facts(source))
-
-
-SOURCES: dict[str, Callable[[str | None], FactSet]] = {
-    "popqa": load_popqa,
-    "conflicts": load_conflicts,
-    "swapped": _swapped,
-}
-"""The loader of each dataset by name; it takes what stands behind the colon, or None for the Hub's copy."""
+SWAPPED = "swapped"
+"""Stands before another source, whose facts are then in conflict with a context (see `make_conflicts`)."""
 
 
 def source_names() -> str:
     """How each source of facts is written, for messages and help."""
     *suffixes, last = READERS
-    named = ", ".join(f"{name}:{'SOURCE' if name == 'swapped' else 'PATH'}" for name in SOURCES)
-    return f"popqa (from the Hub), {named}, or PATH of a {', '.join(suffixes)} or {last} file"
+    named = ", ".join(f"{name}:PATH" for name in SOURCES)
+    return f"popqa (from the Hub), {SWAPPED}:SOURCE, {named}, or PATH of a {', '.join(suffixes)} or {last} file"
 
 
 @expects(source=(str, Path), relations=([str], NoneType))
@@ -50,13 +41,16 @@ def load_facts(
 
     Raises `DataError` for a source that is unknown or cannot be read, and for a relation that does not occur.
 
-    source: NAME (from the Hub), NAME:PATH (a local copy), or the path of a .jsonl, .csv, .tsv or .parquet file.
+    source: popqa (from the Hub), NAME:PATH (a local copy), the path of a .jsonl, .csv, .tsv or .parquet file, or
+        swapped:SOURCE.
     relations: keep the facts of these relations only.
     limit: draw at most this many facts, without replacement.
-    seed: of the draw.
+    seed: of the draw, and of swapped answers.
     """
     text = str(source)
     name, colon, path = text.partition(":")
+    if name == SWAPPED and colon:
+        return make_conflicts(load_facts(path, relations, limit, seed), seed)
     if name not in SOURCES and re.fullmatch(r"[\w-]+", name) and not Path(text).exists():
         raise DataError(f"unknown source {name!r}; sources are {source_names()}")
     facts = SOURCES[name](path if colon else None) if name in SOURCES else load_own(text)

@@ -18,8 +18,8 @@ def make_conflicts(facts: FactSet, seed: int = 0) -> FactSet:
     """For each fact, a conflict: its statement with the answer of another fact of its relation as the context.
 
     The other answer is drawn among the relation's first answers that neither contain an accepted one nor are contained
-    in one. Facts for which there is none are dropped and counted, as are those that are no conflict for another reason
-    (see `Conflict`).
+    in one, nor stand in the question. Facts for which there is none are dropped and counted, as are those that are no
+    conflict for another reason (see `Conflict`).
 
     >>> facts = FactSet((Fact("France", "capital", ("Paris",)), Fact("Spain", "capital", ("Madrid",))))
     >>> make_conflicts(facts)[0].context
@@ -31,7 +31,12 @@ def make_conflicts(facts: FactSet, seed: int = 0) -> FactSet:
         for relation in facts.relations
     }
     for fact in facts:
-        others = [answer for answer in answers[fact.relation] if not overlap((answer,), fact.answers)]
+        question = question_of(fact)[0].casefold()
+        others = [
+            answer
+            for answer in answers[fact.relation]
+            if answer.casefold() not in question and not overlap((answer,), fact.answers)
+        ]
         try:
             if not others:
                 raise NoConflictError("no other answer of the relation", fact.relation)

@@ -20,6 +20,7 @@ ROW = {
 }
 QUOTES = """prompt,classes,answer_index
 "Write a quote that ends in the word ""heavy"": Absence makes the heart grow","[' heavy.', ' fonder.']",0
+"Write a quote that ends in the word ""late"": He said: better","[' late.', ' never.']",0
 Absence makes the heart grow,"[' heavy.', ' fonder.']",0
 """
 
@@ -53,13 +54,14 @@ def test_rows_become_conflicts_and_what_is_none_is_counted(tmp_path: Path, name:
 def test_quotes_are_an_instruction_and_a_beginning(tmp_path: Path) -> None:
     (tmp_path / "quotes.csv").write_text(QUOTES)
     conflicts = load_conflicts(tmp_path / "quotes.csv")
-    [quote] = conflicts
+    quote, other = conflicts
+    assert other.question == "He said: better"
     assert isinstance(quote, Conflict)
     assert quote.context == 'Write a quote that ends in the word "heavy"'
     assert (quote.question, quote.answers, quote.memory_answers) == (
         "Absence makes the heart grow", ("heavy",), ("fonder",),
     )  # fmt: skip
-    assert conflicts.dropped == {"no instruction before a colon": 1}
+    assert conflicts.dropped == {"no instruction that quotes a word": 1}
 
 
 @pytest.mark.parametrize(
@@ -90,3 +92,11 @@ def test_files_that_hold_no_rows_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=message):
             load_conflicts(path)
+
+
+def test_popularity_may_come_from_a_cell_of_text(tmp_path: Path) -> None:
+    (tmp_path / "some.csv").write_text(
+        "context,question,answer,memory_answer,popularity\nLyon it is.,Which city?,Lyon,Paris,120\n"
+        "Rome it is.,Which town?,Rome,Paris,\n"
+    )
+    assert [fact.popularity for fact in load_conflicts(tmp_path / "some.csv")] == [120.0, None]

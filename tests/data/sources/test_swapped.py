@@ -49,9 +49,19 @@ def test_an_answer_that_contains_the_right_one_is_not_drawn() -> None:
     assert make_conflicts(facts).dropped == {"no other answer of the relation": 2}
 
 
+def test_an_answer_in_the_question_is_not_drawn() -> None:
+    """Echoing the question would say it."""
+    facts = FactSet((Fact("Peru City", "country", ("Chad",)), Fact("Ann", "country", ("Peru",))))
+    conflicts = make_conflicts(facts)
+    assert [(fact.subject, fact.answer) for fact in conflicts] == [("Ann", "Chad")]
+    assert conflicts.dropped == {"no other answer of the relation": 1}
+
+
 def test_swapped_facts_are_a_source(tmp_path: Path) -> None:
     path = tmp_path / "facts.jsonl"
     path.write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in FACTS))
-    assert load_facts(f"swapped:{path}").facts == make_conflicts(load_facts(path)).facts
-    with pytest.raises(DataError, match="swapped:SOURCE"):
+    capitals = load_facts(path).of_relations(["capital"])
+    assert load_facts(f"swapped:{path}", ["capital"], seed=3).facts == make_conflicts(capitals, 3).facts
+    assert load_facts(f"swapped:{path}", ["capital"]).dropped == {}
+    with pytest.raises(DataError, match=r"unknown source 'swapped'; sources are .*swapped:SOURCE"):
         load_facts("swapped")

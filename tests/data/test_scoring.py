@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnbalance.data.scoring import CONTAINMENT, WHOLE_WORDS, is_match
 from attnbalance.errors import DataError
-from attnbalance.readings.scoring import CONTAINMENT, WHOLE_WORDS, is_match
 
 
 @pytest.mark.parametrize(
