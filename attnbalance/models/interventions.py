@@ -15,7 +15,6 @@ from torch import Tensor
 
 from attnbalance.arguments import Kind, expects
 from attnbalance.data.batches import PromptBatch
-from attnbalance.data.tokens import encode
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, editing
 from attnbalance.models.hooked import HookedModel
@@ -172,28 +171,17 @@ def patch_rows(source: HookedModel, heads: Heads | None = None) -> HeadEdit:
 
     `heads` names the layer numbers to edit and their heads (None: all of the layer's); by default all of all layers. A
     model's own rows change nothing, to the last bit. Raises `DataError` for a layer or head that the source lacks,
-    `ModelError` for a source with other layers or heads, or whose tokenizer gives these prompts other ids.
+    `ModelError` for a source with other layers or heads, or without some of the tokens. Both must have one tokenizer,
+    which is not checked: the source reads the model's ids.
     """
 
     def edit(batch: PromptBatch) -> RowEdit:
-        check_same_ids(source, batch)
         with torch.no_grad():
             return rows_of(source, source.rows(batch), heads)
 
     result = HeadEdit(edit, heads, tuple(source.layers) if heads is None else None)
     result.check(source)
     return result
-
-
-def check_same_ids(source: HookedModel, batch: PromptBatch) -> None:
-    """Raise `ModelError` if a model's own tokenizer gives a batch's prompts other ids than they have."""
-    for row, encoding in enumerate(encode(batch.prompts, source.tokenizer)):
-        ids = batch.input_ids[row][batch.attention_mask[row] != 0].tolist()
-        if tuple(ids[: len(encoding.ids)]) != encoding.ids:  # a reading may have put tokens of the answer behind
-            raise ModelError(
-                f"the tokenizer of {source.name} gives other ids for {batch.prompts[row].text[:80]!r}: its rows would "
-                "be those of another text"
-            )
 
 
 def rows_of(

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from uneven import hooked, uneven
 
 from attnbalance import HookedModel, load_model
 from attnbalance.data.batches import PromptBatch, pad
-from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.tokens import Encoding, encode
 from attnbalance.errors import ArgumentError, DataError, ModelError
 from attnbalance.models.bridge import bridge_of
@@ -316,14 +314,3 @@ def test_a_layer_without_named_heads_is_edited_whole() -> None:
     whole, named = (boost_attention(ALPHA, heads={0: heads})(BATCH) for heads in (None, range(4)))
     assert torch.equal(whole(0, row), boost_attention(ALPHA)(BATCH)(0, row))
     assert torch.equal(whole(0, row), named(0, row))
-
-
-def test_rows_of_a_model_with_another_tokenizer_are_refused() -> None:
-    """It would read another text in the model's ids."""
-    model, source = hooked("llama"), hooked("llama")
-    other = replace(source, tokenizer=tiny_tokenizer("metaspace"))
-    assert PromptSet.of(tiny_prompts(), other.tokenizer).encodings[0].ids != (
-        PromptSet.of(tiny_prompts(), model.tokenizer).encodings[0].ids
-    )
-    with pytest.raises(ModelError, match="its rows would be those of another text"):
-        generate(model, tiny_prompts(), max_new_tokens=2, batch_size=4, edit=patch_rows(other))
