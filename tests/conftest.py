@@ -82,6 +82,17 @@ def llama_folder(tmp_path: Path) -> Path:
     return _saved("llama", tmp_path / "llama")
 
 
+@pytest.fixture(scope="session")
+def long_llama_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random Llama of 512 positions, with room for few-shot examples and contexts."""
+    folder = tmp_path_factory.mktemp("long") / "model"
+    model = tiny_model("llama")
+    model.config.max_position_embeddings = 512
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
 def gpt2_folder(tmp_path: Path) -> Path:
     """A tiny random GPT-2 with the same tokenizer, as an ordinary checkpoint folder."""

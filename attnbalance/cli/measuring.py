@@ -14,6 +14,7 @@ from attnbalance.cli.options import (
     Dtype,
     Facts,
     Limit,
+    Models,
     Out,
     Relations,
     Scoring,
@@ -32,10 +33,7 @@ from attnbalance.errors import DataError
 
 
 def curve(
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to compare: folders, GGUF files or Hub ids."),
-    ],
+    models: Models,
     facts: Facts,
     out: Out,
     relations: Relations = None,
@@ -79,10 +77,7 @@ def curve(
 
 
 def knowledge(
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to ask: folders, GGUF files or Hub ids."),
-    ],
+    models: Models,
     facts: Facts,
     out: Out,
     relations: Relations = None,
@@ -120,10 +115,7 @@ def knowledge(
 
 
 def context(
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to ask: folders, GGUF files or Hub ids."),
-    ],
+    models: Models,
     conflicts: Annotated[
         str,
         typer.Option(
@@ -170,10 +162,7 @@ def context(
 
 
 def salience(
-    models: Annotated[
-        list[str],
-        typer.Argument(metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to read: folders, GGUF files or Hub ids."),
-    ],
+    models: Models,
     facts: Facts,
     out: Out,
     relations: Relations = None,

@@ -19,6 +19,10 @@ Out = Annotated[
     str,
     typer.Option(metavar="FOLDER", help="Folder for the results: new, empty, or one to go on with (same settings)."),
 ]
+Models = Annotated[
+    list[str],
+    typer.Argument(metavar="LABEL=MODEL[+ADAPTER] ...", help="Models to measure: folders, GGUF files or Hub ids."),
+]
 Facts = Annotated[
     str,
     typer.Option(

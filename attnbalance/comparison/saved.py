@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from attnbalance.comparison.comparison import ExampleRow, Measured
-from attnbalance.files.outputs import read_json, replacing, set_aside, write_json
-from attnbalance.files.seals import damage, seal
+from attnbalance.files.kept_tensors import ABOUT, keep, kept
 from attnbalance.readings.reading import Reading
 from attnbalance.readings.recall import Recall
 
@@ -21,40 +20,24 @@ LABELS = ("name", "unit", "layers", "prompt_ids", "subjects")
 
 def save_measured(measured: Measured, folder: Path, key: str) -> None:
     """Write what was measured of a model, whole or not at all, under the key of all that it depends on."""
-    from safetensors.torch import save_file
-
     about = {
-        "key": key,
         "label": measured.label,
         "readings": [{name: getattr(reading, name) for name in LABELS} for reading in measured.readings],
         "recall": None if measured.recall is None else asdict(measured.recall),
         "examples": [asdict(example) for example in measured.examples],
         "source": dict(measured.source),
     }
-    values = {str(i): reading.values.contiguous() for i, reading in enumerate(measured.readings)}
-    with replacing(folder) as temporary:
-        temporary.mkdir()
-        save_file(values, temporary / "readings.safetensors")
-        write_json(temporary / "measured.json", about)
-        seal(temporary)
+    keep(folder, key, about, {str(i): reading.values for i, reading in enumerate(measured.readings)})
 
 
 def load_measured(folder: Path, key: str) -> Measured | None:
     """What was measured under this key; None if nothing was. A damaged folder is set aside with a warning."""
-    from safetensors.torch import load_file
-
-    if not folder.is_dir():
+    saved = kept(folder, key)
+    if saved is None:
         return None
-    reason = damage(folder)
-    if reason:
-        set_aside([folder], reason)
-        return None
-    about = read_json(folder / "measured.json")
-    if about.get("key") != key:
-        return None
-    values = load_file(folder / "readings.safetensors")
+    about, values = saved
     readings = tuple(_reading(labels, values[str(i)]) for i, labels in enumerate(about["readings"]))
-    answers = about["recall"] and Recall.from_json(about["recall"], folder / "measured.json")
+    answers = about["recall"] and Recall.from_json(about["recall"], folder / ABOUT)
     return Measured(about["label"], readings, answers, tuple(map(_example, about["examples"])), about["source"])
 
 

@@ -42,7 +42,7 @@ def compare_context(
 ) -> str:
     """Ask each model about knowledge conflicts, with the context and without it (see `read_reliance`).
 
-    Writes the folder `out`: table.md and context.json (whose answer comes first, M_C, attention by layer),
+    Writes the folder `out`: table.md and context.json (where answers come from, M_C, attention by layer),
     answers.jsonl (every prompt and output), context.png and attention.png; returns the answer in sentences. A killed
     run resumes after the last model that was done. A folder that is finished with the same settings, conflicts and
     weights is left as it is. Raises `AttnBalanceError` for conflicts, models and folders that cannot be used.

@@ -106,10 +106,11 @@ def check_optimizer(trainer: Trainer) -> None:
         )
 
 
-def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, partly: bool) -> None:
+def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, partly: bool, reads: bool) -> None:
     """Refuse ways of training that would ignore part of what is asked for. Raises `ModelError`.
 
-    `rules`: whether gradients are changed; `partly`: whether some weights are trained in part.
+    `rules`: whether gradients are changed; `partly`: whether some weights are trained in part; `reads`: whether the
+    model's attention is read.
     """
     if not objective.plain and trainer.args.n_gpu > 1:
         raise ModelError("several GPUs in one process are not supported: start with `accelerate launch`")
@@ -122,7 +123,6 @@ def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, 
         check_optimizer(trainer)
     if partly and trainer.is_deepspeed_enabled:
         raise ModelError("parts of fused weights cannot be trained under DeepSpeed; use DDP or FSDP2")
-    reads = getattr(trainer, "_hooked", None) is not None
     if trainer.model_init is not None and (rules or reads or not objective.plain):
         raise ModelError(
             "an objective, and evaluations that watch attention, need one model: pass model=, not model_init="

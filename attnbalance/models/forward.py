@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -21,16 +22,22 @@ def forward_rows(
 ) -> tuple[Float[Tensor, "prompt layer head position"], Float[Tensor, "prompt logit_position vocab"]]:
     """Rows [prompt, layer, head, position] and the logits [prompt, 1 or position, vocab] of one forward pass."""
     base = base_of(model)
-    device = base.device
-    mask = batch.attention_mask != 0
-    inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": mask.long().to(device)}
-    extra = {"position_ids": batch.position_ids.to(device), "use_cache": False, "logits_to_keep": 1}
-    named = inspect.signature(base.forward).parameters
-    inputs |= {key: value for key, value in extra.items() if key in named}
-    query_index = batch.query_index.to(device)
+    query_index, mask = batch.query_index.to(base.device), (batch.attention_mask != 0).to(base.device)
     query = {} if kernel == "eager" else {"query_index": query_index}
-    output = model(**inputs, **query, output_attentions=True)
-    return rows_of_output(output, kernel, query_index, mask.to(device)), attention_maps(output)[1]
+    output = model(**inputs_of(base, batch, 1), **query, output_attentions=True)
+    return rows_of_output(output, kernel, query_index, mask), attention_maps(output)[1]
+
+
+def inputs_of(base: PreTrainedModel, batch: PromptBatch, logits_to_keep: int) -> dict[str, Any]:
+    """The arguments of a forward pass over a batch, as far as the family takes them, on the model's device.
+
+    logits_to_keep: the number of positions, counted from the end, whose logits are needed.
+    """
+    device = base.device
+    inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": (batch.attention_mask != 0).long().to(device)}
+    extra = {"position_ids": batch.position_ids.to(device), "use_cache": False, "logits_to_keep": logits_to_keep}
+    named = inspect.signature(base.forward).parameters
+    return inputs | {key: value for key, value in extra.items() if key in named}
 
 
 def forward_uncapped(

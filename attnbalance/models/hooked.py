@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedTokenizerBase
@@ -154,11 +154,9 @@ class HookedModel:
         self.check_finite(batch.prompts, rows, logits)
         return rows
 
-    def check_finite(
-        self, prompts: Sequence[Prompt], rows: Float[Tensor, "prompt ..."], logits: Float[Tensor, "prompt ..."]
-    ) -> None:
-        """Raise `ModelError`, naming the first prompt, for rows or logits that are NaN or infinite."""
-        finite = rows.isfinite().flatten(1).all(1) & logits.isfinite().flatten(1).all(1).to(rows.device)
+    def check_finite(self, prompts: Sequence[Prompt], *values: Shaped[Tensor, "prompt ..."]) -> None:
+        """Raise `ModelError`, naming the first prompt, for values (rows, logits) that are NaN or infinite."""
+        finite = torch.stack([each.isfinite().flatten(1).all(1).cpu() for each in values]).all(0)
         if not bool(finite.all()):
             first = prompts[int((~finite).nonzero()[0])].text
             raise ModelError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import in_order
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.models.forward import base_of, check_vocabulary, evaluating
+from attnbalance.models.forward import base_of, check_vocabulary, evaluating, inputs_of
 from attnbalance.models.hooked import HookedModel
 
 
@@ -26,7 +25,7 @@ def read_answer_probability(
     """The log-probability, in nats, of each prompt's first answer: the sum over its tokens, in float32 on the CPU.
 
     What may follow the answer does not count. Raises `BadRowsError` for prompts that merge with their answer or are,
-    with it, longer than the model's positions, and `ModelError` for NaN logits.
+    with it, longer than the model's positions, and `ModelError` for logits that are NaN or infinite.
     """
     asked = PromptSet.of(prompts, model.tokenizer)
     pairs = zip(asked.encodings, asked.answers.ids, strict=True)
@@ -37,16 +36,10 @@ def read_answer_probability(
         check_vocabulary(model.model, batch.input_ids, model.name)
         answers = [torch.tensor(asked.answers.ids[i]) for i in indices]
         longest = max(map(len, answers))
-        extra = {"position_ids": batch.position_ids, "use_cache": False, "logits_to_keep": longest + 1}
-        named = inspect.signature(base.forward).parameters
-        inputs = {"input_ids": batch.input_ids, "attention_mask": (batch.attention_mask != 0).long()}
-        inputs |= {name: value for name, value in extra.items() if name in named}
         with evaluating(model.model):
-            output = model.model(
-                **{name: part.to(model.device) if isinstance(part, Tensor) else part for name, part in inputs.items()}
-            )
+            output = model.model(**inputs_of(base, batch, longest + 1))
         logits = output.logits[:, -longest - 1 :].float()  # padded on the left, so that all answers end together
-        model.check_finite(batch.prompts, logits, logits)
+        model.check_finite(batch.prompts, logits)
         log_p = logits.log_softmax(-1).cpu()
         sums = [log_p[row, -len(ids) - 1 : -1].gather(1, ids[:, None]).sum() for row, ids in enumerate(answers)]
         pieces.append(torch.stack(sums))

@@ -41,7 +41,7 @@ def test_nothing_comes_back_from_another_key_or_no_folder(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("damage", ["truncated", "zeroed", "garbage"])
-@pytest.mark.parametrize("name", ["readings.safetensors", "measured.json", "complete"])
+@pytest.mark.parametrize("name", ["tensors.safetensors", "about.json", "complete"])
 def test_damaged_measurements_are_set_aside_with_one_message_and_made_again(
     llama_folder: Path, tmp_path: Path, name: str, damage: str
 ) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from conflict_facts import CONFLICTS
-from tiny import tiny_model, tiny_tokenizer
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.context import compare_context as module
@@ -21,20 +20,9 @@ HOW = MeasureSettings(template="context", batch_size=4)
 FACTS = FactSet(CONFLICTS)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with room for contexts."""
-    path = tmp_path_factory.mktemp("long") / "model"
-    model = tiny_model("llama")
-    model.config.max_position_embeddings = 256
-    model.save_pretrained(path)
-    tiny_tokenizer().save_pretrained(path)
-    return path
-
-
-def test_the_folder_holds_table_numbers_figures_and_every_answer(folder: Path, tmp_path: Path) -> None:
+def test_the_folder_holds_table_numbers_figures_and_every_answer(long_llama_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    specs = [ModelSpec("a", str(folder)), ModelSpec("b", str(folder))]
+    specs = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(long_llama_folder))]
     said = compare_context(specs, FACTS, HOW, out)
     assert "From the context: b +0.0 points" in said
     names = {path.name for path in out.iterdir()}
@@ -48,8 +36,10 @@ def test_the_folder_holds_table_numbers_figures_and_every_answer(folder: Path, t
     assert compare_context(specs, FACTS, HOW, out) == said
 
 
-def test_a_killed_run_reads_only_what_is_left(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    specs, read = [ModelSpec("a", str(folder)), ModelSpec("b", str(folder))], module.read_reliance
+def test_a_killed_run_reads_only_what_is_left(
+    long_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs, read = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(long_llama_folder))], module.read_reliance
     calls = list[int]()
 
     def dying(*arguments: object, **settings: object) -> object:
@@ -69,35 +59,46 @@ def test_a_killed_run_reads_only_what_is_left(folder: Path, tmp_path: Path, monk
         assert (tmp_path / "out" / name).read_text() == (tmp_path / "whole" / name).read_text()
 
 
-def test_what_cannot_be_asked_is_refused_or_dropped(folder: Path, tmp_path: Path) -> None:
-    specs = [ModelSpec("a", str(folder))]
+def test_what_cannot_be_asked_is_refused_or_dropped(long_llama_folder: Path, tmp_path: Path) -> None:
+    specs = [ModelSpec("a", str(long_llama_folder))]
     with pytest.raises(DataError, match="one of the templates context, alpaca-context, quote; got 1 models and 'qa'"):
         compare_context(specs, FACTS, replace(HOW, template="qa"), tmp_path / "out")
     with pytest.raises(DataError, match="must hold conflicts, but the fact of 'France' has no context"):
         compare_context(specs, FactSet((CONFLICTS[0].remembered,)), HOW, tmp_path / "out")
-    long = replace(CONFLICTS[0], context=f"NewFrance {'a ' * 300}")
-    with pytest.raises(BadRowsError, match="prompts are longer than the model's 256 positions"):
+    long = replace(CONFLICTS[0], context=f"NewFrance {'a ' * 600}")
+    with pytest.raises(BadRowsError, match="prompts are longer than the model's 512 positions"):
         compare_context(specs, FactSet((*CONFLICTS[1:], long)), HOW, tmp_path / "out")
     compare_context(specs, FactSet((*CONFLICTS[1:], long)), HOW, tmp_path / "out", skip_bad=True)
     assert list(json.loads((tmp_path / "out" / "attnbalance.json").read_text())["dropped"].values()) == [1]
 
 
-def test_the_command_reads_a_file_of_conflicts_and_swaps_facts(folder: Path, tmp_path: Path) -> None:
+def test_the_command_reads_a_file_of_conflicts_and_swaps_facts(long_llama_folder: Path, tmp_path: Path) -> None:
     rows = [
         {"context": c.context, "question": c.question, "answer": c.answer, "memory_answer": c.memory_answers[0]}
         for c in CONFLICTS
     ]
     (tmp_path / "conflicts.json").write_text(json.dumps([*rows, rows[0] | {"answer": "Nice"}]))
     out = tmp_path / "out"
-    code, text = run_command("context", f"a={folder}", "--conflicts", tmp_path / "conflicts.json", "--out", out)
+    code, text = run_command(
+        "context", f"a={long_llama_folder}", "--conflicts", tmp_path / "conflicts.json", "--out", out
+    )
     assert code == 0, text
     assert "Of 6 conflicts a answers" in text.replace("\n", " ")
     assert json.loads((out / "attnbalance.json").read_text())["dropped"] == {"the context holds no accepted answer": 1}
     facts = [{"subject": name, "relation": "capital", "answers": [name[::-1]]} for name in ("Oslo", "Rome", "Bern")]
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in facts))
-    swapped = ("context", f"a={folder}", "--conflicts", f"swapped:{tmp_path / 'facts.jsonl'}", "--out", tmp_path / "s")
+    swapped = (
+        "context",
+        f"a={long_llama_folder}",
+        "--conflicts",
+        f"swapped:{tmp_path / 'facts.jsonl'}",
+        "--out",
+        tmp_path / "s",
+    )
     code, text = run_command(*swapped)
     assert code == 0, text
-    code, text = run_command("context", f"a={folder}", "--conflicts", tmp_path / "facts.jsonl", "--out", tmp_path / "n")
+    code, text = run_command(
+        "context", f"a={long_llama_folder}", "--conflicts", tmp_path / "facts.jsonl", "--out", tmp_path / "n"
+    )
     assert code == 2
     assert "no 'context'; a file of conflicts needs context, question, answer" in text.replace("\n", " ")

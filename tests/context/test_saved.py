@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 from conflict_facts import made
 
@@ -22,10 +21,3 @@ def test_it_comes_back_under_its_key_alone(tmp_path: Path) -> None:
         assert torch.equal(again.attention[role].values, reading.values)
         assert again.attention[role].layers == reading.layers
     assert load_reliance(tmp_path / "model", "other", made().prompts) is None
-
-
-def test_a_damaged_folder_is_set_aside(tmp_path: Path) -> None:
-    save_reliance(made(), tmp_path / "model", "key")
-    (tmp_path / "model" / "readings.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match="readings.safetensors"):
-        assert load_reliance(tmp_path / "model", "key", made().prompts) is None

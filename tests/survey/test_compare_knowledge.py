@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from base_oracle import SPORTS, TOWNS
-from tiny import tiny_model, tiny_tokenizer
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import FactSet
@@ -21,26 +20,15 @@ HOW = MeasureSettings(template="plain", recall=True, batch_size=32)
 FACTS = FactSet((*TOWNS, *SPORTS[:5]))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with room for few-shot headers."""
-    path = tmp_path_factory.mktemp("long") / "model"
-    model = tiny_model("llama")
-    model.config.max_position_embeddings = 512
-    model.save_pretrained(path)
-    tiny_tokenizer().save_pretrained(path)
-    return path
-
-
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "DRAWS", 2)
     monkeypatch.setattr(reading, "SAMPLES", 2)
 
 
-def test_the_folder_holds_the_table_the_numbers_and_every_fact(folder: Path, tmp_path: Path) -> None:
+def test_the_folder_holds_the_table_the_numbers_and_every_fact(long_llama_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    specs = [ModelSpec("a", str(folder)), ModelSpec("b/..", str(folder))]
+    specs = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b/..", str(long_llama_folder))]
     answer = compare_knowledge(specs, FACTS, HOW, out)
     assert answer.startswith(f"Of these {len(FACTS)} facts a knows ")
     assert f" Of these {len(FACTS)} facts b/.. knows " in answer
@@ -62,7 +50,9 @@ def test_the_folder_holds_the_table_the_numbers_and_every_fact(folder: Path, tmp
     assert compare_knowledge(specs, FACTS, HOW, out) == answer
 
 
-def test_a_killed_run_does_not_ask_again(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_does_not_ask_again(
+    long_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generate, calls = reading.generate, []
 
     def counted(*asked: object, **how: object) -> list[str]:
@@ -73,37 +63,39 @@ def test_a_killed_run_does_not_ask_again(folder: Path, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(reading, "generate", counted)
     with pytest.raises(KeyboardInterrupt):
-        compare_knowledge([ModelSpec("a", str(folder))], FACTS, HOW, tmp_path / "out")
+        compare_knowledge([ModelSpec("a", str(long_llama_folder))], FACTS, HOW, tmp_path / "out")
     monkeypatch.setattr(reading, "generate", lambda *asked, **how: calls.append(1) or generate(*asked, **how))
-    compare_knowledge([ModelSpec("a", str(folder))], FACTS, HOW, tmp_path / "out")
+    compare_knowledge([ModelSpec("a", str(long_llama_folder))], FACTS, HOW, tmp_path / "out")
     killed = len(calls)
     calls.clear()
-    compare_knowledge([ModelSpec("a", str(folder))], FACTS, HOW, tmp_path / "whole")
+    compare_knowledge([ModelSpec("a", str(long_llama_folder))], FACTS, HOW, tmp_path / "whole")
     assert len(calls) == killed
 
 
-def test_relations_with_too_few_subjects_are_refused_or_dropped_and_counted(folder: Path, tmp_path: Path) -> None:
+def test_relations_with_too_few_subjects_are_refused_or_dropped_and_counted(
+    long_llama_folder: Path, tmp_path: Path
+) -> None:
     facts = FactSet((*TOWNS, *SPORTS[:4]))
     with pytest.raises(BadRowsError, match="relation with fewer than five subjects"):
-        compare_knowledge([ModelSpec("a", str(folder))], facts, HOW, tmp_path / "out")
-    answer = compare_knowledge([ModelSpec("a", str(folder))], facts, HOW, tmp_path / "out", skip_bad=True)
+        compare_knowledge([ModelSpec("a", str(long_llama_folder))], facts, HOW, tmp_path / "out")
+    answer = compare_knowledge([ModelSpec("a", str(long_llama_folder))], facts, HOW, tmp_path / "out", skip_bad=True)
     assert answer.startswith(f"Of these {len(TOWNS)} facts")
     dropped = json.loads((tmp_path / "out/attnbalance.json").read_text())["dropped"]
     assert list(dropped.values()) == [4]
 
 
 def test_facts_too_long_for_a_form_are_refused_or_dropped_before_anything_is_asked(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    long_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "generate", lambda *asked, **how: pytest.fail("a model was asked"))
     long = replace(TOWNS[0], subject="Ab" * 220, question=None)  # fits alone, and not after four examples
     facts = FactSet((*TOWNS, long))
     with pytest.raises(BadRowsError, match="too long to be asked after 4 others within the model's 512") as caught:
-        compare_knowledge([ModelSpec("a", str(folder))], facts, HOW, tmp_path / "out")
+        compare_knowledge([ModelSpec("a", str(long_llama_folder))], facts, HOW, tmp_path / "out")
     assert caught.value.indices == (len(TOWNS),)  # not the facts that it is an example for
 
 
-def test_no_model_and_a_chat_are_refused(folder: Path, tmp_path: Path) -> None:
-    for specs, how in (([], HOW), ([ModelSpec("a", str(folder))], MeasureSettings(chat=True))):
+def test_no_model_and_a_chat_are_refused(long_llama_folder: Path, tmp_path: Path) -> None:
+    for specs, how in (([], HOW), ([ModelSpec("a", str(long_llama_folder))], MeasureSettings(chat=True))):
         with pytest.raises(DataError, match=r"expected at least one LABEL=MODEL to ask, and no chat"):
             compare_knowledge(specs, FACTS, how, tmp_path / "out")
