@@ -43,6 +43,7 @@ from .finetuning.replay import replay as replay
 from .finetuning.replay import with_replay as with_replay
 from .finetuning.runs import Run as Run
 from .finetuning.runs import load_run as load_run
+from .finetuning.scale_adapter import scale_adapter as scale_adapter
 from .finetuning.settings import FinetuneSettings as FinetuneSettings
 from .finetuning.splits import Split as Split
 from .finetuning.splits import split_facts as split_facts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from attnbalance.data.forms import BEST, FEW_SHOT, FEW_SHOT_STATEMENT
@@ -42,9 +42,11 @@ def _adapters(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"lora_rank": 0, "peft": fields}
 
 
+REPLAY = Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)})
+
 ROWS = {
     "plain": Row(),
-    "replay": Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)}),
+    "replay": REPLAY,
     "replay-generated": Row(replay=SHARE, generated=True, times={"steps": 1 / (1 - SHARE)}),
     "replay-tenth": Row(replay=0.1, times={"steps": 1 / 0.9}),
     "plain-as-long": Row(times={"steps": 1 / (1 - SHARE)}),
@@ -67,6 +69,8 @@ ROWS = {
     "qk-restored": Row(of="plain", scaled={"q_proj": 0.0, "k_proj": 0.0}),
     "half-adapter": Row(of="plain", scaled={"": 0.5}),
     "adapter-0.7": Row(of="plain", scaled={"": 0.7}),
+    "half-replay": replace(REPLAY, of="replay", scaled={"": 0.5}),
+    "replay-0.7": replace(REPLAY, of="replay", scaled={"": 0.7}),
     "base-question": Row(form="question"),
     "base-few-shot": Row(form=FEW_SHOT),
     "base-few-shot-statement": Row(form=FEW_SHOT_STATEMENT),

@@ -1,4 +1,4 @@
-"""`attnbalance finetune`."""
+"""`attnbalance finetune` and `attnbalance scale-adapter`."""
 
 from __future__ import annotations
 
@@ -244,6 +244,25 @@ def finetune(
     tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
     how = "--facts", str(tested), "--template", template
     print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how, '--recall', '--out'])} ...")
+
+
+def scale_adapter(
+    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="Folder of a run with LoRA, or of any LoRA.")],
+    factor: Annotated[float, typer.Argument(metavar="FACTOR", help="By how much: 0.5 halves the change.")],
+    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder for the scaled adapter: new or empty.")],
+) -> None:
+    """Write a copy of a LoRA adapter whose change of the weights is FACTOR times as large.
+
+    After finetuning, a smaller change often answers more of what the base knew, and less of what was taught: measure
+    both with `attnbalance knowledge`.
+    """
+    from attnbalance.finetuning.scale_adapter import scale_adapter as run
+
+    with noting_reuse(out):
+        folder = run(adapter, factor, out)
+    print(f"{folder} changes the weights {factor:g} times as much as {adapter}.")
+    models = shlex.join([f"finetuned={adapter}", f"scaled={out}"])
+    print(f"Next: attnbalance knowledge base=... {models} --facts ... --out ...")
 
 
 def _json_mapping(option: str, text: str) -> dict[str, Any]:

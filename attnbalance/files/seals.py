@@ -13,8 +13,8 @@ from attnbalance.files.outputs import MARKER, check_saved, read_json, without_ha
 SEAL = "complete"
 """The file that a folder of saved work gets last: the hash of every other file in it."""
 
-RUN, CHECKPOINT = "finetune", "finetune checkpoint"
-"""The kinds of a folder that holds a finished run, and one checkpoint of it."""
+RUN, CHECKPOINT, SCALED = "finetune", "finetune checkpoint", "scaled adapter"
+"""The kinds of a folder that holds a finished run, one checkpoint of it, and an adapter with its change scaled."""
 
 WHOLE = 2**30
 """The largest file, in bytes, that is hashed whole."""
@@ -67,14 +67,14 @@ def refuse_changed(folder: Path, problems: Sequence[str], remove: Path) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Raise `OutputError` for a run, or a checkpoint of one, whose weights are not as they were written.
+    """Raise `OutputError` for a run, a checkpoint or a scaled adapter whose weights are not as they were written.
 
-    Of a checkpoint all files count. A run also holds facts and a model card, which may change. Other folders pass.
+    Of a checkpoint all files count. The others also hold facts or a model card, which may change. Other folders pass.
     """
     kind = read_json(folder / MARKER).get("kind")
     if kind == CHECKPOINT:
         check_files(folder, remove=folder.parent.parent)  # the run's folder
-    if kind == RUN:
+    if kind in (RUN, SCALED):
         check_files(folder, "*.safetensors")
 
 
