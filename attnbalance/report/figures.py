@@ -59,7 +59,8 @@ def label_style(index: int) -> tuple[str, str]:
     >>> label_style(0)
     ('#0072b2', 'o')
     """
-    return COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    cycle, colour = divmod(index, len(COLOURS))
+    return COLOURS[colour], MARKERS[(colour + cycle) % len(MARKERS)]
 
 
 def short_label(label: str) -> str:
