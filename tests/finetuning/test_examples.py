@@ -8,7 +8,7 @@ import torch
 from tiny import FACTS as OTHERS
 from tiny import FAMILIES, GROUPED, POSITIONS, eager, tiny_model, tiny_tokenizer
 from tokenizers import Tokenizer, decoders, models, trainers
-from transformers import AutoModelForCausalLM, Phi3Config, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, MixtralConfig, Phi3Config, PreTrainedTokenizerFast
 
 from attnbalance.data.bpe_tokenizer import train_tokenizer
 from attnbalance.data.facts import Fact
@@ -329,6 +329,21 @@ def test_answer_logits_after_a_shared_header_are_those_of_plain_transformers_alo
             torch.testing.assert_close(given[i], expected, atol=5e-5, rtol=1e-5)
     if family in ("llama", "gpt2"):
         assert sum(read) < 2 * 0.7 * sum(len(example.ids) for example in examples)  # over both sizes, with padding
+
+
+def test_a_model_that_returns_router_logits_is_asked_after_a_shared_header_too():
+    """Its balancing loss would need router logits as long as the mask, which covers the header as well."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    torch.manual_seed(0)
+    model, tokenizer = AutoModelForCausalLM.from_config(MixtralConfig(**GROUPED, **experts)).eval(), tiny_tokenizer()
+    header = "Oslo is a city, Rome is a city and Paris is a city. "
+    examples = examples_of(make_prompts(OTHERS, f"{header}{{subject}} is a"), tokenizer)
+    given = dict(pair for batch in answer_logits(hook(model, tokenizer, "mixtral"), examples, 4) for pair in batch)
+    plain = eager(model)
+    for i, example in enumerate(examples):
+        with torch.no_grad():
+            expected = plain(input_ids=torch.tensor([example.ids]), use_cache=False).logits[0, example.query : -1]
+        torch.testing.assert_close(given[i], expected, atol=5e-5, rtol=1e-5)  # as above
 
 
 def test_answer_logits_do_not_depend_on_company_in_a_family_that_attends_otherwise_from_a_length_on():

@@ -91,7 +91,7 @@ def test_whiskers_reach_the_ends_of_intervals_and_are_zero_without_one():
     assert bars == pytest.approx(np.array([[10, 0], [25, 0]]))
 
 
-def test_long_labels_lose_their_middle_and_styles_repeat():
+def test_long_labels_lose_their_middle_and_64_labels_have_styles_of_their_own():
     long = "a" * 20 + "b" * 20
     assert len(short_label(long)) == 32
     assert short_label(long) == "a" * 14 + "…" + "b" * 17
