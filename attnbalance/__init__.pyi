@@ -9,10 +9,13 @@ from .data.batches import PromptBatch as PromptBatch
 from .data.conflicts import Conflict as Conflict
 from .data.facts import Fact as Fact
 from .data.facts import FactSet as FactSet
+from .data.instructions import Instruction as Instruction
+from .data.instructions import InstructionSet as InstructionSet
 from .data.prompt_sets import PromptSet as PromptSet
 from .data.prompts import Prompt as Prompt
 from .data.prompts import Template as Template
 from .data.prompts import make_prompts as make_prompts
+from .data.sources.instructions import load_instructions as load_instructions
 from .data.sources.load_facts import load_facts as load_facts
 from .data.sources.swapped import make_conflicts as make_conflicts
 from .data.statements import World as World
@@ -25,6 +28,7 @@ from .finetuning.examples import as_examples as as_examples
 from .finetuning.examples import make_examples as make_examples
 from .finetuning.finetune import finetune as finetune
 from .finetuning.generated import generated_facts as generated_facts
+from .finetuning.instruct import instruct as instruct
 from .finetuning.objectives.parse import parse_objective as parse_objective
 from .finetuning.parameters import (
     FrozenWeights as FrozenWeights,

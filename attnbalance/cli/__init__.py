@@ -10,6 +10,7 @@ import typer
 
 from attnbalance.cli.exits import Commands, show_warning
 from attnbalance.cli.finetuning import finetune, scale_adapter
+from attnbalance.cli.instructing import instruct
 from attnbalance.cli.measuring import context, curve, explain, knowledge, salience
 from attnbalance.cli.running import demo, reproduce, study
 from attnbalance.data.sources.load_facts import source_names
@@ -41,7 +42,19 @@ def options(
 
 
 app.callback()(options)
-for command in (demo, finetune, scale_adapter, study, reproduce, knowledge, curve, context, salience, explain):
+for command in (
+    demo,
+    finetune,
+    instruct,
+    scale_adapter,
+    study,
+    reproduce,
+    knowledge,
+    curve,
+    context,
+    salience,
+    explain,
+):
     app.command()(command)
 
 

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbalance.cli.options import (
+    Accumulate,
+    CheckpointEvery,
     Facts,
+    GradientRank,
+    LearningRate,
     Limit,
+    LoraAlpha,
+    LoraRank,
+    Model,
     Out,
+    Peft,
     Relations,
     Seed,
     SkipBad,
+    Steps,
+    StepSize,
     Template,
+    Train,
+    WeightDecay,
+    WeightsDtype,
     as_names,
+    json_mapping,
     noting_reuse,
     show_progress,
 )
@@ -32,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def finetune(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file or Hub id of a model.")],
+    model: Model,
     facts: Facts,
     split: Annotated[
         str,
@@ -47,29 +60,19 @@ def finetune(
     relations: Relations = None,
     limit: Limit = None,
     template: Template = "qa",
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")] = 200,
-    learning_rate: Annotated[float, typer.Option("--lr", help="Learning rate of AdamW, constant.")] = 3e-4,
-    batch_size: Annotated[int, typer.Option(min=1, help="Questions a step, over all devices.")] = 128,
-    accumulate: Annotated[int, typer.Option(min=1, help="Parts in which a device takes its share of a batch.")] = 1,
-    weight_decay: Annotated[float, typer.Option(min=0.0, help="Weight decay of AdamW.")] = 0.0,
+    steps: Steps = 200,
+    learning_rate: LearningRate = 3e-4,
+    batch_size: StepSize = 128,
+    accumulate: Accumulate = 1,
+    weight_decay: WeightDecay = 0.0,
     share: Annotated[float, typer.Option(help="Share of the facts that top, bottom or random takes.")] = 0.5,
     train_relations: Annotated[
         str | None, typer.Option(metavar="A,B", help="Train on these relations only; the tested facts keep all.")
     ] = None,
-    lora_rank: Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains the weights themselves.")] = 0,
-    lora_alpha: Annotated[float | None, typer.Option(help="Scale of LoRA; by default twice the rank.")] = None,
-    peft: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help='Other adapters, by peft\'s fields: \'{"peft_type": "OFT"}\', for example.'),
-    ] = None,
-    train: Annotated[
-        str,
-        typer.Option(
-            metavar="PARTS",
-            help="Which weights: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or "
-            "heads: qk@4-7, q@3.1.",
-        ),
-    ] = "all",
+    lora_rank: LoraRank = 0,
+    lora_alpha: LoraAlpha = None,
+    peft: Peft = None,
+    train: Train = "all",
     objective: Annotated[
         str,
         typer.Option(
@@ -82,11 +85,9 @@ def finetune(
         str,
         typer.Option(metavar="NAME", help="shuffled, popular-first, obscure-first, popular-last, popular-share=SHARE."),
     ] = "shuffled",
-    gradient_rank: Annotated[
-        int | None, typer.Option(min=1, help="Replace each matrix's gradient by its best approximation of this rank.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default what suits the method.")] = None,
-    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")] = 20,
+    gradient_rank: GradientRank = None,
+    dtype: WeightsDtype = None,
+    checkpoint_every: CheckpointEvery = 20,
     patience: Annotated[
         int,
         typer.Option(
@@ -161,7 +162,7 @@ def finetune(
         weight_decay=weight_decay,
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,
-        peft=None if peft is None else _json_mapping("--peft", peft),
+        peft=None if peft is None else json_mapping("--peft", peft),
         train=train,
         objective=objective,
         curriculum=curriculum,
@@ -263,17 +264,6 @@ def scale_adapter(
     print(f"{folder} changes the weights {factor:g} times as much as {adapter}.")
     models = shlex.join([f"finetuned={adapter}", f"scaled={out}"])
     print(f"Next: attnbalance knowledge base=... {models} --facts ... --out ...")
-
-
-def _json_mapping(option: str, text: str) -> dict[str, Any]:
-    """The JSON object of an option; raises `DataError` for any other text."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{option} must be a JSON object, got {text!r}: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"{option} must be a JSON object, got {text!r}")
-    return value
 
 
 def _usable(facts: FactSet, make: Callable[[FactSet], PromptSet], skip_bad: bool) -> tuple[FactSet, dict[str, int]]:

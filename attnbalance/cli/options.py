@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from attnbalance.data.sources.load_facts import source_names
+from attnbalance.errors import DataError
 from attnbalance.files.outputs import MARKER, as_folder
 from attnbalance.seeds import LARGEST_SEED
 
@@ -60,6 +62,32 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ..., or aut
 BatchSize = Annotated[int, typer.Option(min=1, help="Prompts at once.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file or Hub id of a model.")]
+Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")]
+LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate of AdamW, constant.")]
+StepSize = Annotated[int, typer.Option(min=1, help="Examples a step, over all devices.")]
+Accumulate = Annotated[int, typer.Option(min=1, help="Parts in which a device takes its share of a batch.")]
+WeightDecay = Annotated[float, typer.Option(min=0.0, help="Weight decay of AdamW.")]
+LoraRank = Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains the weights themselves.")]
+LoraAlpha = Annotated[float | None, typer.Option(help="Scale of LoRA; by default twice the rank.")]
+Peft = Annotated[
+    str | None,
+    typer.Option(metavar="JSON", help='Other adapters, by peft\'s fields: \'{"peft_type": "OFT"}\', for example.'),
+]
+Train = Annotated[
+    str,
+    typer.Option(
+        metavar="PARTS",
+        help="Which weights: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or "
+        "heads: qk@4-7, q@3.1.",
+    ),
+]
+GradientRank = Annotated[
+    int | None, typer.Option(min=1, help="Replace each matrix's gradient by its best approximation of this rank.")
+]
+WeightsDtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default what suits the method.")]
+CheckpointEvery = Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")]
+
 
 def say(answer: str, out: str) -> None:
     """Print the answer and where its report lies."""
@@ -94,3 +122,14 @@ def show_progress() -> bool:
         logging.disable_progress_bar()
     logging.set_verbosity_error()
     return sys.stderr.isatty()
+
+
+def json_mapping(option: str, text: str) -> dict[str, Any]:
+    """The JSON object of an option; raises `DataError` for any other text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{option} must be a JSON object, got {text!r}: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{option} must be a JSON object, got {text!r}")
+    return value

@@ -100,6 +100,23 @@ def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizer
     return answers
 
 
+def encode_continued(
+    texts: Sequence[str], continuations: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
+    """The tokens of each text and of what is written after it, special tokens only before the text.
+
+    None where the tokenizer merges the two, or where the continuation has no token.
+    """
+    if not texts:
+        return []
+    wholes = [text + continuation for text, continuation in zip(texts, continuations, strict=True)]
+    alone, joined = (_tokenize(list(part), tokenizer, add_special_tokens=True) for part in (texts, wholes))
+    return [
+        (tuple(ids), tuple(whole[len(ids) :])) if whole[: len(ids)] == ids and len(whole) > len(ids) else None
+        for (ids, _), (whole, _) in zip(alone, joined, strict=True)
+    ]
+
+
 def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The number of tokens of each prompt's longest accepted answer."""
     answers = list(dict.fromkeys(answer for prompt in prompts for answer in prompt.fact.answers))

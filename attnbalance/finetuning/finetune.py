@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from attnbalance.arguments import expects
@@ -45,7 +46,7 @@ def finetune(
         settings: How to train.
         progress: Whether to draw a progress bar.
     """
-    out, base = as_folder(out), _absolute(model)
+    out, base = as_folder(out), absolute_model(model)
     config = {
         "model": base,
         "model_files": files_fingerprint(base),
@@ -53,17 +54,26 @@ def finetune(
         "facts_sha256": {part: facts.sha256 for part, facts in split.parts.items()},
         **settings.record(),
     }
-    if is_finished(out, KIND, config):
-        check_files(out)
-    else:
+
+    def train() -> None:
         from attnbalance.finetuning.finetune_model import finetune_model  # takes torch
 
         finetune_model(base, split, out, settings, config, progress=progress)
+
+    return run_in(out, config, train)
+
+
+def run_in(out: Path, config: Mapping[str, object], train: Callable[[], None]) -> Run:
+    """The finished run in a folder; `train` makes it unless it is there, with the same config and unchanged files."""
+    if is_finished(out, KIND, config):
+        check_files(out)
+    else:
+        train()
     close_work(out)
     return load_run(out)
 
 
-def _absolute(model: str | Path) -> str:
+def absolute_model(model: str | Path) -> str:
     """A local model's absolute folder, so that an adapter finds its base from anywhere; a Hub id as it is."""
     try:
         path = Path(as_safetensors(str(Path(model).expanduser())))

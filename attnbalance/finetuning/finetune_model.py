@@ -71,7 +71,7 @@ def finetune_model(
         config: What identifies the run in its attnbalance.json.
         progress: Whether to draw a progress bar.
     """
-    objective = parse_objective(settings.objective)
+    parse_objective(settings.objective)
     parse_parts(settings.train)
     if settings.peft is not None:
         peft_config(settings.peft)
@@ -88,7 +88,33 @@ def finetune_model(
     examples += [replace(example, targets={REPLAYED: torch.tensor(True)}) for part in replayed for example in part]
     data = TrainingData(_in_order(examples, split, settings), validation)
     _warn_of_unread(examples, data.train, settings)
-    trainable = _trainable(base, settings, [*examples, *validation])
+    train_run(base, split, data, out, settings, config, progress=progress)
+
+
+def train_run(
+    base: str,
+    split: Split,
+    data: TrainingData,
+    out: Path,
+    settings: FinetuneSettings,
+    config: Mapping[str, Any],
+    *,
+    progress: bool,
+) -> None:
+    """Train on examples, into the folder `out` of a run.
+
+    Args:
+        base: A local model folder or Hub id.
+        split: The facts that the run is about, which its folder will hold; its parts may be empty.
+        data: The examples to train on, and to validate on.
+        out: The folder of the run, which is not finished.
+        settings: How to train.
+        config: What identifies the run in its attnbalance.json.
+        progress: Whether to draw a progress bar.
+    """
+    objective = parse_objective(settings.objective)
+    tokenizer, _ = load_limits(base)
+    trainable = _trainable(base, settings, [*data.train, *(data.validation or ())])
     about = {
         "config": config,
         "base": base,

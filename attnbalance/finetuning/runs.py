@@ -26,6 +26,7 @@ KINDS: dict[str, Kind] = {
     "trained": str,
     "base_completes": dict,
     "learns_answers": bool,
+    "dropped": dict,
 }
 """What the `attnbalance.json` of a run holds, by name."""
 
@@ -62,6 +63,8 @@ class Run:
     teaches from the base (see `completion_rates`)."""
     learns_answers: bool
     """Whether the facts' answers were learned; else only what the base says."""
+    dropped: Mapping[str, int]
+    """How many facts, or instructions, of the source were left out, by reason."""
 
     @property
     def checkpoints(self) -> dict[int, Path]:
@@ -119,7 +122,7 @@ def load_run(path: str | Path) -> Run:
             f"expected a finished finetuning run at {path}, got {held}; name the folder that finetuning wrote"
         )
     marker = without_hash(path / MARKER, marker, path)
-    marker = {"trained": "", "base_completes": {}, "learns_answers": True, "base_loss": None} | marker
+    marker = {"trained": "", "base_completes": {}, "learns_answers": True, "base_loss": None, "dropped": {}} | marker
     check_saved(path / MARKER, marker, path, **KINDS)
     check_saved(path / MARKER, marker["shortcuts"], path, **{relation: [str] for relation in marker["shortcuts"]})
     check_saved(path / MARKER, marker["base_completes"], path, **dict.fromkeys(marker["base_completes"], float))
@@ -134,6 +137,7 @@ def load_run(path: str | Path) -> Run:
         trained=marker["trained"],
         base_completes=marker["base_completes"],
         learns_answers=marker["learns_answers"],
+        dropped=marker["dropped"],
     )
 
 

@@ -205,8 +205,8 @@ def test_bad_facts_give_one_message_and_code_2(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--facts", "nowhere.jsonl"], "no facts file at nowhere.jsonl"),
-        (["--facts", "facts.docx"], "must end in .jsonl"),
+        (["--facts", "nowhere.jsonl"], "no file at nowhere.jsonl"),
+        (["--facts", "facts.docx"], "must end in .json, .jsonl"),
         (["--relations", "colour"], "no facts of relation 'colour'"),
         (["--template", "{name}?"], "{name}"),
         (["--template", "Hello"], "must name the subject once"),

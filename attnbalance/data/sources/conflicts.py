@@ -9,7 +9,7 @@ from pathlib import Path
 from attnbalance.data.conflicts import Conflict, NoConflictError
 from attnbalance.data.facts import FactSet
 from attnbalance.data.sources.own_facts import answers_of, popularity_of, text_of
-from attnbalance.data.sources.table_files import Record, parse_json, read_rows
+from attnbalance.data.sources.table_files import Record, read_rows
 from attnbalance.errors import DataError
 
 REQUIRED = ("context", "question", "answer", "memory_answer")
@@ -30,7 +30,7 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     if path is None:
         raise DataError("conflicts come from a file: conflicts:PATH")
     name, dropped, conflicts = f"conflicts:{path}", Counter[str](), []
-    for number, row in enumerate(_rows(Path(path)), 1):
+    for number, row in enumerate(read_rows(path), 1):
         where = f"{name}, row {number}"
         make = _quote if set(QUOTES) <= set(row) else _conflict
         try:
@@ -42,18 +42,6 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     if not conflicts:
         raise DataError(f"{name} holds no conflict: {dict(dropped)}")
     return FactSet(tuple(conflicts), name, dict(dropped))
-
-
-def _rows(path: Path) -> list[Record]:
-    if path.suffix.lower() != ".json":
-        return read_rows(path)
-    try:
-        rows = parse_json(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise DataError(f"{path} must hold a JSON list of objects")
-    return rows
 
 
 def _conflict(row: Record) -> Conflict:

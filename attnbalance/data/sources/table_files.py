@@ -1,4 +1,4 @@
-"""Rows of a local .jsonl, .csv, .tsv or .parquet file, read within limits, with errors that name file and line."""
+"""Rows of a local .json, .jsonl, .csv, .tsv or .parquet file, read within limits; errors name file and line."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def read_rows(path: str | Path) -> list[Record]:
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise DataError(f"cannot read facts from {path}: a file's name must end in {', '.join(READERS)}")
+        raise DataError(f"cannot read {path}: a file's name must end in {', '.join(READERS)}")
     if not path.is_file():
-        raise DataError(f"no facts file at {path}" + (": that is a folder" if path.is_dir() else ""))
+        raise DataError(f"no file at {path}" + (": that is a folder" if path.is_dir() else ""))
     try:
         rows = list(reader(path))
     except UnicodeDecodeError as error:
@@ -96,6 +96,19 @@ def _jsonl(path: Path) -> Iterator[Record]:
         yield row
 
 
+def _json(path: Path) -> Iterator[Record]:
+    try:
+        rows = parse_json(path.read_text(encoding="utf-8-sig"))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise DataError(f"{path} must hold a JSON list of objects")
+    for number, row in enumerate(rows, 1):
+        if len(str(row)) > LONGEST:
+            raise DataError(f"{path}, row {number}: a row may have {LONGEST:,} characters, this has more")
+        yield row
+
+
 def _delimited(delimiter: str) -> Callable[[Path], Iterator[Record]]:
     def read(path: Path) -> Iterator[Record]:
         reader = csv.DictReader(_lines(path, newline=""), delimiter=delimiter, strict=True)
@@ -134,6 +147,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 
 
 READERS: dict[str, Callable[[Path], Iterator[Record]]] = {
+    ".json": _json,
     ".jsonl": _jsonl,
     ".csv": _delimited(","),
     ".tsv": _delimited("\t"),

@@ -38,9 +38,9 @@ def test_what_cannot_be_had_is_named(own: Path) -> None:
         load_facts(own, relations=["w"])
     with pytest.raises(DataError, match="no facts left"):
         load_facts(own, relations=[])
-    with pytest.raises(DataError, match="no facts file at absent.csv"):
+    with pytest.raises(DataError, match="no file at absent.csv"):
         load_facts("popqa:absent.csv")
-    with pytest.raises(DataError, match=r"cannot read facts from facts\.txt: a file's name must end in \.jsonl"):
+    with pytest.raises(DataError, match=r"cannot read facts\.txt: a file's name must end in \.json"):
         load_facts("facts.txt")
 
 

@@ -26,7 +26,8 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     lines = [json.dumps(row, ensure_ascii=False) for row in ROWS]
     (tmp_path / "x.jsonl").write_text("\ufeff" + "\n\n".join(lines) + "\n", encoding="utf-8")
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "X.PARQUET")
-    for name in ("x.csv", "x.tsv", "x.jsonl", "X.PARQUET"):
+    (tmp_path / "x.json").write_text("\ufeff" + json.dumps(ROWS, indent=1), encoding="utf-8")
+    for name in ("x.csv", "x.tsv", "x.json", "x.jsonl", "X.PARQUET"):
         assert read_rows(tmp_path / name) == ROWS, name
 
 
@@ -35,6 +36,11 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"x": 1}\n{"x": \n', r"a.jsonl, line 2: not JSON .*each line must be one JSON object"),
         ("a.jsonl", b'{"x": 1}\n[1]\n', r"line 2: expected a JSON object, got \[1\]"),
+        ("a.json", b'{"x": 1}', r"a\.json must hold a JSON list of objects"),
+        ("a.json", b'[{"x": 1}, 2]', r"a\.json must hold a JSON list of objects"),
+        ("a.json", b'[{"x": 1,}]', r"a\.json: not JSON"),
+        ("a.json", b"[]", "holds no rows"),
+        ("a.json", b'[{"x": "' + b"a" * 1_000_000 + b'"}]', "row 1: a row may have 1,000,000 characters"),
         ("a.csv", b"x,y\n1,2\n1\n", r"a.csv, line 3: expected 2 columns"),
         ("a.csv", b"x,y\n1,2,3\n", r"line 2: expected 2 columns"),
         ("a.tsv", b"x\ty\n", "holds no rows"),
@@ -48,7 +54,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         ("a.jsonl", b"[" * 100_000, "line 1: not JSON .*recursion"),
         ("a.jsonl", b'{"x": "' + b"a" * 1_000_000 + b'"}', "line 1: a line may have 1,000,000 characters"),
         ("a.csv", b"x,y\n1,2\n" + b"a" * 1_000_001, "line 3: a line may have 1,000,000 characters"),
-        ("a.xlsx", b"", r"must end in .jsonl, .csv, .tsv, .parquet"),
+        ("a.xlsx", b"", r"must end in .json, .jsonl, .csv, .tsv, .parquet"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_its_line(
@@ -82,7 +88,7 @@ def test_rows_are_numbered_through_all_batches_of_a_parquet_file(tmp_path: Path)
 
 
 def test_an_absent_file_and_a_folder_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no facts file at .*absent.csv$"):
+    with pytest.raises(DataError, match=r"no file at .*absent.csv$"):
         read_rows(tmp_path / "absent.csv")
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(DataError, match="that is a folder"):

@@ -1,0 +1,99 @@
+"""`attnbalance instruct`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbalance.cli.options import (
+    Accumulate,
+    CheckpointEvery,
+    GradientRank,
+    LearningRate,
+    LoraAlpha,
+    LoraRank,
+    Model,
+    Out,
+    Peft,
+    Seed,
+    Steps,
+    StepSize,
+    Train,
+    WeightDecay,
+    WeightsDtype,
+    json_mapping,
+    noting_reuse,
+    show_progress,
+)
+
+
+def instruct(
+    model: Model,
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="Instructions: instruction, output and, optionally, input (Alpaca's).")
+    ],
+    out: Out,
+    with_input: Annotated[bool, typer.Option("--with-input", help="Only instructions about an input.")] = False,
+    steps: Steps = 200,
+    learning_rate: LearningRate = 3e-4,
+    batch_size: StepSize = 128,
+    accumulate: Accumulate = 1,
+    weight_decay: WeightDecay = 0.0,
+    lora_rank: LoraRank = 0,
+    lora_alpha: LoraAlpha = None,
+    peft: Peft = None,
+    train: Train = "all",
+    gradient_rank: GradientRank = None,
+    dtype: WeightsDtype = None,
+    checkpoint_every: CheckpointEvery = 20,
+    patience: Annotated[
+        int, typer.Option(min=0, help="Stop after this many validations without improvement; 0: never.")
+    ] = 0,
+    validation: Annotated[int, typer.Option(min=1, help="Instructions set apart to choose the checkpoint.")] = 200,
+    seed: Seed = 0,
+) -> None:
+    """Finetune a model on instructions, such as Alpaca's, with checkpoints for `attnbalance context`.
+
+    The folder --out is itself a model (or adapter): the checkpoint with the lowest loss on a validation part. It also
+    holds all checkpoints.
+    """
+    from attnbalance.data.sources.instructions import load_instructions
+    from attnbalance.finetuning.instruct import instruct as run
+    from attnbalance.finetuning.settings import FinetuneSettings
+
+    settings = FinetuneSettings(
+        steps=steps,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        weight_decay=weight_decay,
+        lora_rank=lora_rank,
+        lora_alpha=lora_alpha,
+        peft=None if peft is None else json_mapping("--peft", peft),
+        train=train,
+        gradient_rank=gradient_rank,
+        dtype=dtype,
+        checkpoint_every=checkpoint_every,
+        patience=patience or None,
+        seed=seed,
+    )
+    progress = show_progress()
+    rows = load_instructions(data)
+    rows = rows.with_input() if with_input else rows
+    with noting_reuse(out):
+        done = run(model, rows, out, settings, validation=validation, progress=progress)
+    print(f"{done.trained}.")
+    print(f"Instructions: {len(rows)} of {data}; {steps * batch_size} read, {validation} validated on.")
+    if done.dropped:
+        print(f"Left out: {', '.join(f'{count} ({why})' for why, count in done.dropped.items())}.")
+    loss = done.validation_loss[done.best_step]
+    print(f"Best checkpoint: step {done.best_step}, validation loss {loss:.3f} nats a token; it is {out} itself.")
+    if done.base_loss is not None and done.base_loss < loss:
+        print(f"The base itself is better: validation loss {done.base_loss:.3f}; try a lower --lr.")
+    adapter = f"{done.base}+" if settings.has_adapters else ""
+    models = [f"step-{step}={adapter}{path}" for step, path in done.checkpoints.items()]
+    how = ["--conflicts", "...", "--template", "alpaca-context", "--out", "..."]
+    print(f"Next: {shlex.join(['attnbalance', 'context', f'base={done.base}', *models, *how])}")

@@ -1,0 +1,40 @@
+"""Instructions from files with Alpaca's columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from attnbalance.data.instructions import Instruction, InstructionSet
+from attnbalance.data.sources.table_files import read_rows
+from attnbalance.errors import DataError
+
+COLUMNS = ("instruction", "output", "input")
+
+
+def load_instructions(path: str | Path) -> InstructionSet:
+    """Instructions from a .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns of Alpaca.
+
+    These are `instruction`, `output` and, optionally, `input` (Taori et al. 2023); other columns are not read. White
+    space around the texts is cut off. Rows without an output are dropped and counted. Raises `DataError` for a file
+    that cannot be read, for rows that lack a column or whose instruction is empty, and if no row is left.
+    """
+    dropped, instructions = Counter[str](), []
+    for number, row in enumerate(read_rows(path), 1):
+        where = f"{path}, row {number}"
+        if missing := [column for column in COLUMNS[:2] if column not in row]:
+            raise DataError(f"{where}: no column {missing[0]!r}; a file of instructions needs {', '.join(COLUMNS[:2])}")
+        texts = {column: "" if row.get(column) is None else row[column] for column in COLUMNS}
+        if wrong := [column for column, text in texts.items() if not isinstance(text, str)]:
+            raise DataError(f"{where}: {wrong[0]!r} must be text, got {texts[wrong[0]]!r:.80}")
+        stripped = {column: str(text).strip() for column, text in texts.items()}
+        if not stripped["output"]:
+            dropped["no output"] += 1
+            continue
+        try:
+            instructions.append(Instruction(**stripped))
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
+    if not instructions:
+        raise DataError(f"{path} holds no instruction with an output")
+    return InstructionSet(tuple(instructions), str(path), dict(dropped))

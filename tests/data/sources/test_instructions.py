@@ -1,0 +1,50 @@
+"""Files of instructions, row by row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbalance.data.instructions import Instruction
+from attnbalance.data.sources.instructions import load_instructions
+from attnbalance.errors import DataError
+
+ROWS = [
+    {"instruction": "Name a {city}.", "input": "", "output": "\n\nRome"},
+    {"instruction": "Where does he live? ", "input": "He moved to Oslo.", "output": "In Oslo.\nIt is cold."},
+    {"instruction": "Say nothing.", "input": "", "output": " "},
+]
+
+
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_a_file_is_read_row_by_row_and_empty_outputs_are_counted(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    path.write_text(json.dumps(ROWS) if suffix == "json" else "\n".join(json.dumps(row) for row in ROWS))
+    read = load_instructions(path)
+    expected = (
+        Instruction("Name a {city}.", "Rome"),
+        Instruction("Where does he live?", "In Oslo.\nIt is cold.", "He moved to Oslo."),
+    )
+    assert (read.rows, read.dropped, read.source, len(read)) == (expected, {"no output": 1}, str(path), 2)
+    only = read.with_input()
+    assert (only.rows, only.dropped) == (expected[1:], {"no output": 1, "no input": 1})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"instruction": "a"}, r"row 1: no column 'output'"),
+        ({"messages": []}, r"row 1: no column 'instruction'; a file of instructions needs instruction, output"),
+        ({"instruction": " ", "output": "b"}, "row 1: instruction must not be empty"),
+        ({"instruction": "a", "output": 3}, "row 1: 'output' must be text, got 3"),
+        ({"instruction": "a", "output": "\ud800"}, "row 1: .*half a character"),
+        ({"instruction": "a", "output": ""}, "holds no instruction with an output"),
+    ],
+)
+def test_rows_that_cannot_be_taught_are_named(tmp_path: Path, row: dict, message: str) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([row]))
+    with pytest.raises(DataError, match=message):
+        load_instructions(path)

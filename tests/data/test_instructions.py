@@ -1,0 +1,28 @@
+"""Instructions: prompts as Alpaca writes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attnbalance.data.instructions import Instruction, InstructionSet
+from attnbalance.errors import DataError
+
+
+def test_prompts_are_alpacas_without_their_first_sentence() -> None:
+    assert Instruction("Name a {city}.", "Rome").prompt == "### Instruction:\nName a {city}.\n\n### Response:\n"
+    row = Instruction("Where?", "Oslo", "He moved to Oslo.")
+    assert row.prompt == "### Instruction:\nWhere?\n\n### Input:\nHe moved to Oslo.\n\n### Response:\n"
+
+
+def test_the_hash_tells_rows_and_their_order_apart() -> None:
+    first, second = Instruction("a", "b"), Instruction("a", "b", "c")
+    sets = [InstructionSet(rows) for rows in ((first, second), (second, first), (first,))]
+    assert len({each.sha256 for each in sets}) == 3
+    assert replace(sets[0], source="elsewhere").sha256 == sets[0].sha256
+
+
+def test_texts_must_be_texts() -> None:
+    with pytest.raises(DataError, match="output must be text"):
+        Instruction("a", None)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,142 @@
+"""Instruction runs: the rows that are learned against plain tokenization, losses against a plain loop, refusals."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from short_runs import Killed, assert_equal_weights, short
+from tiny import TOKENIZERS, tiny_tokenizer
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from attnbalance.data.instructions import Instruction, InstructionSet
+from attnbalance.errors import DataError
+from attnbalance.files.outputs import read_json
+from attnbalance.finetuning.instruct import _examples, instruct
+from attnbalance.finetuning.runs import load_run
+
+ROWS = InstructionSet(
+    tuple(
+        Instruction(f"Say {a} after {b}.", f"{b}, then\n{a}", f"{a} is here." if (i + j) % 3 else "")
+        for i, a in enumerate(("Bife", "Sipi", "Rozi", "Tele"))
+        for j, b in enumerate(("Ponu", "Keva", "Neta"))
+    )
+)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_rows_are_tokenized_as_the_prompt_and_then_the_output_with_an_end(kind):
+    tokenizer = tiny_tokenizer(kind)
+    examples, dropped = _examples(ROWS.rows, tokenizer, None)
+    assert (len(examples), dict(dropped)) == (len(ROWS), {})
+    for row, example in zip(ROWS.rows, examples, strict=True):
+        prompt, whole = (list(tokenizer(text)["input_ids"]) for text in (row.prompt, row.prompt + row.output))
+        if kind == "eos":  # this one ends each text itself
+            prompt, whole = prompt[:-1], whole[:-1]
+        end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        assert whole[: len(prompt)] == prompt
+        assert list(example.ids) == whole + end
+        assert list(example.labels) == [-100] * len(prompt) + whole[len(prompt) :] + end
+        assert example.prompt is None
+
+
+def test_losses_are_those_of_plain_transformers_and_fall(llama, tmp_path):
+    run = instruct(llama, ROWS, tmp_path / "run", short(steps=30, checkpoint_every=30), validation=3)
+    tokenizer = AutoTokenizer.from_pretrained(llama)
+    validated = random.Random(0).sample(ROWS.rows, len(ROWS))[:3]
+
+    def loss(folder):
+        model, total, tokens = AutoModelForCausalLM.from_pretrained(folder), 0.0, 0
+        for row in validated:
+            prompt = len(tokenizer(row.prompt)["input_ids"])
+            ids = torch.tensor([*tokenizer(row.prompt + row.output)["input_ids"], tokenizer.eos_token_id])
+            with torch.no_grad():
+                logits = model(ids[None]).logits[0, prompt - 1 : -1]
+            total += float(cross_entropy(logits, ids[prompt:], reduction="sum"))
+            tokens += len(ids) - prompt
+        return total / tokens
+
+    assert run.base_loss == pytest.approx(loss(llama), rel=1e-5)
+    assert run.validation_loss[30] == pytest.approx(loss(run.path), rel=1e-5)
+    assert run.validation_loss[30] < 0.7 * run.base_loss
+    [last] = run.trajectory
+    assert last["answer_loss"] == pytest.approx(run.validation_loss[30], rel=1e-5)
+    assert not {"accuracy", "shortcut_rate"} & last.keys()
+
+
+def test_one_step_is_adamw_on_the_mean_loss_of_the_outputs_tokens(llama, tmp_path):
+    settings = short(steps=1, batch_size=len(ROWS) - 1, learning_rate=0.01)
+    run = instruct(llama, ROWS, tmp_path / "run", settings, validation=1)
+    trained = random.Random(0).sample(ROWS.rows, len(ROWS))[1:]
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(llama), AutoTokenizer.from_pretrained(llama)
+    losses = []
+    for row in trained:
+        prompt = len(tokenizer(row.prompt)["input_ids"])
+        ids = torch.tensor([*tokenizer(row.prompt + row.output)["input_ids"], tokenizer.eos_token_id])
+        losses.append(cross_entropy(model(ids[None]).logits[0, prompt - 1 : -1], ids[prompt:], reduction="none"))
+    torch.cat(losses).mean().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0).step()
+    expected, result = model.state_dict(), AutoModelForCausalLM.from_pretrained(run.path).state_dict()
+    for name, weight in expected.items():
+        # Adam's first step is lr * sign: gradients near 0 may turn; all but a few weights agree to float32's rounding
+        agree = torch.isclose(result[name], weight, rtol=1e-4, atol=1e-5).float().mean()
+        assert agree > 0.99, name
+
+
+def test_a_killed_run_resumes_bit_for_bit_and_a_finished_one_is_returned(llama, tmp_path, kill_at):
+    whole = instruct(llama, ROWS, tmp_path / "whole", short(lora_rank=2), validation=2)
+    kill_at("on_step_end", 4)
+    with pytest.raises(Killed):
+        instruct(llama, ROWS, tmp_path / "run", short(lora_rank=2), validation=2)
+    run = instruct(llama, ROWS, tmp_path / "run", short(lora_rank=2), validation=2)
+    assert_equal_weights(whole.path, run.path)
+    marker = (run.path / "attnbalance.json").stat().st_mtime_ns
+    assert instruct(llama, ROWS, tmp_path / "run", short(lora_rank=2), validation=2) == run == load_run(run.path)
+    assert (run.path / "attnbalance.json").stat().st_mtime_ns == marker
+    assert sorted(run.checkpoints) == [2, 4, 6, 7]
+    assert (len(run.train), len(run.heldout), run.shortcuts) == (0, 0, {})
+    with pytest.raises(Exception, match="instructions_sha256"):
+        instruct(llama, InstructionSet(ROWS.rows[1:]), tmp_path / "run", short(lora_rank=2), validation=2)
+
+
+def test_rows_that_do_not_fit_are_left_out_and_counted(llama, tmp_path):
+    long = Instruction("Count.", " ".join(["one two three"] * 400))
+    rows = InstructionSet((long, *ROWS.rows, long), "here", {"no output": 4})
+    run = instruct(llama, rows, tmp_path / "run", short(steps=1), validation=2)
+    limit = read_json(llama / "config.json")["max_position_embeddings"]
+    assert run.dropped == {"no output": 4, f"more than {limit} tokens": 2}
+    with pytest.raises(DataError, match=r"more than 12 instructions \(`validation`\) that fit the model, got 12 of 14"):
+        instruct(llama, rows, tmp_path / "other", short(steps=1), validation=12)
+
+
+def test_a_tokenizer_that_merges_prompt_and_output_is_noticed():
+    tokenizer = tiny_tokenizer()
+    merged = Instruction("Go.", "\n\n\nRome")  # newlines at the end of the prompt and the beginning of the output
+    examples, dropped = _examples([merged, ROWS.rows[0]], tokenizer, None)
+    wholes = [tokenizer(row.prompt + row.output)["input_ids"] for row in (merged, ROWS.rows[0])]
+    prompts = [tokenizer(row.prompt)["input_ids"] for row in (merged, ROWS.rows[0])]
+    fits = [whole[: len(prompt)] == prompt for whole, prompt in zip(wholes, prompts, strict=True)]
+    assert len(examples) == sum(fits)
+    assert sum(dropped.values()) == 2 - sum(fits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"objective": "recommended"}, r"`objective` is about facts"),
+        ({"template": "plain"}, r"`template` is about facts"),
+        ({"curriculum": "popular-first"}, r"`curriculum` is about facts"),
+    ],
+)
+def test_settings_about_facts_are_refused(llama, tmp_path, settings, message):
+    with pytest.raises(DataError, match=message):
+        instruct(llama, ROWS, tmp_path / "run", short(**settings), validation=2)
+
+
+@pytest.mark.parametrize("validation", [0, -1, 2.0, True])
+def test_validation_must_be_a_number_of_rows(llama, tmp_path, validation):
+    with pytest.raises(DataError, match="`validation` must be a whole number >= 1"):
+        instruct(llama, ROWS, tmp_path / "run", short(), validation=validation)
