@@ -133,8 +133,8 @@ class ObjectiveMixin(_Base):
         examples = check_examples(self._all_data(), self.objective)
         check_data(self, collator, max(len(example.ids) for example in examples))
         tested = [example for data in data_sets(self.eval_dataset) for example in as_list(data)]
-        watches = self.compute_metrics is None and bool(about_facts(tested) or not tested)
-        if self.objective.needs.rows or self.objective.needs_base or (watches and self.eval_dataset is not None):
+        watches = self.compute_metrics is None
+        if self.objective.needs.rows or self.objective.needs_base or (watches and about_facts(tested)):
             self._hooked = hooked_for(self, self.objective, examples)
         if self._hooked is not None and self.objective.needs_base:
             bar = self.is_world_process_zero() and not self.args.disable_tqdm

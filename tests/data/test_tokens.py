@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from attnbalance import Fact, Prompt
 from attnbalance.data.forms import in_form
 from attnbalance.data.prompts import make_prompts
-from attnbalance.data.tokens import Encoding, as_chat, encode, encode_answers
+from attnbalance.data.tokens import Encoding, as_chat, encode, encode_answers, encode_continued
 from attnbalance.errors import BadRowsError, ModelError
 
 NORMALISING = ("lower",)
@@ -158,6 +158,24 @@ def test_an_answer_stands_behind_a_space_and_in_a_chat_right_behind_the_header()
         encodings = encode(asked, tokenizer)
         for encoding, answer in zip(encodings, encode_answers(encodings, tokenizer), strict=True):
             assert tokenizer.decode(answer) == f"{space}{encoding.prompt.fact.answer}"
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_text_and_what_follows_it_are_the_tokens_of_both_together(kind):
+    tokenizer = tiny_tokenizer(kind)
+    texts = ["A", "Name a city.\n\n", "One\n"]
+    for text, encoded in zip(texts, encode_continued(texts, ["Rome is one."] * 3, tokenizer), strict=True):
+        alone, joined = tokenizer([text, text + "Rome is one."], return_offsets_mapping=True)["input_ids"]
+        if kind == "eos":  # this one ends each text itself
+            alone, joined = alone[:-1], joined[:-1]
+        assert encoded == (tuple(alone), tuple(joined[len(alone) :])), text
+
+
+def test_a_continuation_without_tokens_of_its_own_has_none():
+    tokenizer = tiny_tokenizer()
+    assert encode_continued([], [], tokenizer) == []
+    assert encode_continued(["Rome"], [""], tokenizer) == [None]
+    assert encode_continued(["Pari"], ["s"], tokenizer) == [None]  # one token: the two are merged
 
 
 VICUNA = (

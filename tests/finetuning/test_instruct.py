@@ -32,7 +32,7 @@ def test_rows_are_tokenized_as_the_prompt_and_then_the_output_with_an_end(kind):
     examples, dropped = _examples(ROWS.rows, tokenizer, None)
     assert (len(examples), dict(dropped)) == (len(ROWS), {})
     for row, example in zip(ROWS.rows, examples, strict=True):
-        prompt, whole = (list(tokenizer(text)["input_ids"]) for text in (row.prompt, row.prompt + row.output))
+        prompt, whole = tokenizer([row.prompt, row.prompt + row.output], return_offsets_mapping=True)["input_ids"]
         if kind == "eos":  # this one ends each text itself
             prompt, whole = prompt[:-1], whole[:-1]
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

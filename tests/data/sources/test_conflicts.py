@@ -87,7 +87,7 @@ def test_files_that_hold_no_rows_are_refused(tmp_path: Path) -> None:
     (tmp_path / "object.json").write_text("{}")
     for path, message in (
         (tmp_path / "object.json", "must hold a JSON list of objects"),
-        (tmp_path / "none.json", "cannot read"),
+        (tmp_path / "none.json", "no file at"),
         (None, "conflicts come from a file: conflicts:PATH"),
     ):
         with pytest.raises(DataError, match=message):
