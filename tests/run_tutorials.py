@@ -14,7 +14,7 @@ TUTORIALS = Path(__file__).parents[1] / "tutorials"
 
 
 def main() -> None:
-    """Run each notebook in an empty folder, so that none leans on what another left; 08 on a small model."""
+    """Run each notebook in an empty folder, so that none leans on what another left; 08 and 09 on small models."""
     os.environ["TUTORIAL_SMALL"] = "1"
     for path in sorted(TUTORIALS.glob("*.ipynb")):
         began = time.monotonic()
