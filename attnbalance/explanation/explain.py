@@ -27,7 +27,8 @@ from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit
 from attnbalance.models.weights import changed_parts, check_shapes, weight_parts
-from attnbalance.readings.answer_tokens import AnswerTokens, check_answers_alike, check_tokens, make_answer_tokens
+from attnbalance.readings.answer_checks import check_answers_alike, check_tokens
+from attnbalance.readings.answer_tokens import AnswerTokens, make_answer_tokens
 from attnbalance.readings.change import Change, read_change
 from attnbalance.readings.direct_attribution import read_direct_attribution
 from attnbalance.readings.recall import Recall, recall
@@ -114,7 +115,7 @@ def _check_pair(first: HookedModel, second: HookedModel, prompts: Sequence[Promp
     """The prompts' answer tokens; raises, before hours of work, for two models whose change cannot be explained."""
     check_shapes(first, second)
     answer_tokens = make_answer_tokens(prompts, first.tokenizer)
-    check_answers_alike(answer_tokens, first.tokenizer, second.tokenizer)
+    check_answers_alike(answer_tokens, second.tokenizer)
     if not changed_parts(first, second, weight_parts(first)):
         raise ModelError(f"{first.name} and {second.name} have the same weights: there is no change to explain")
     for model in (first, second):

@@ -16,7 +16,8 @@ from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import IGNORED, answer_logits, examples_of
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import HookedModel
-from attnbalance.readings.answer_tokens import check_tokens, make_answer_tokens
+from attnbalance.readings.answer_checks import check_tokens
+from attnbalance.readings.answer_tokens import make_answer_tokens
 from attnbalance.readings.direct_attribution import read_direct_attribution
 from attnbalance.readings.knowledge import knowledge
 from attnbalance.readings.relevance import read_relevance

@@ -17,16 +17,14 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import Module
 from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import Fact
-from attnbalance.data.prompt_sets import PromptSet, is_same
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
-from attnbalance.errors import BadRowsError, DataError
-from attnbalance.models.forward import check_vocabulary
+from attnbalance.errors import BadRowsError
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,7 @@ class AnswerTokens:
             answers of facts that share no accepted answer with this one, in any case of letters.
         ambiguous: Number of prompts for which a wrong answer is not among the others, because its token is also that of
             the answer, or of another right one: the first answer of facts that all share an accepted one with this.
+        tokenizer: What all of these are tokens of.
         weights: For each prompt, the weights of the wrong answers in their mean. None: equal weights, which give the
             logit difference; probabilities give the margin.
     """
@@ -50,6 +49,7 @@ class AnswerTokens:
     answer: tuple[int, ...]
     others: tuple[tuple[int, ...], ...]
     ambiguous: int
+    tokenizer: PreTrainedTokenizerBase
     weights: tuple[tuple[float, ...], ...] | None = None
 
     def __len__(self) -> int:
@@ -145,7 +145,7 @@ def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizer
             len(prompts),
             "add facts of the relation with other answers, or drop and count these (`skip_bad=True`)",
         )
-    return AnswerTokens(tuple(encodings), candidates, tuple(answer), tuple(others), ambiguous)
+    return AnswerTokens(tuple(encodings), candidates, tuple(answer), tuple(others), ambiguous, tokenizer)
 
 
 def weigh_by_probability(
@@ -192,43 +192,6 @@ def distinguishing_tokens(
         encodings[i] = _appended(encodings[i], answer[:start], tokenizer)
         tokens.append(whole[start])
     return encodings, tuple(tokens)
-
-
-def check_tokens(answer_tokens: AnswerTokens, model: Module, name: str) -> None:
-    """Raise `ModelError` if a prompt or an answer has a token that the model has no embedding for."""
-    largest = [max(encoding.ids) for encoding in answer_tokens.encodings]
-    largest += [max(tokens) for tokens in answer_tokens.candidates.values()]
-    check_vocabulary(model, torch.tensor(largest), name)
-
-
-def check_answers_alike(
-    answer_tokens: AnswerTokens, first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase
-) -> None:
-    """Raise `DataError` for two models that would not be compared at the same tokens.
-
-    Both tokenizers must give these prompts and answers the same ids; in other texts they may differ. An answer that is
-    the beginning of another is compared at the end of sequence, which must be the same token.
-    """
-    if not is_same(first, second):
-        _check_same_ids(*(PromptSet.of(answer_tokens.prompts, tokenizer) for tokenizer in (first, second)))
-    ends = (first.eos_token_id, second.eos_token_id)
-    compared = {token for tokens in answer_tokens.candidates.values() for token in tokens}
-    if ends[0] != ends[1] and any(end in compared for end in ends):
-        raise DataError(
-            "some answers begin another answer of their relation, so the end of sequence is compared: it must be "
-            f"the same token, got {first.eos_token!r} and {second.eos_token!r}; set one eos_token in both tokenizers"
-        )
-
-
-def _check_same_ids(first: PromptSet, second: PromptSet) -> None:
-    """Raise `DataError` unless prompts and answers have the same ids under two tokenizers."""
-    for i, prompt in enumerate(first):
-        if first.encodings[i].ids != second.encodings[i].ids or first.answers.ids[i] != second.answers.ids[i]:
-            raise DataError(
-                "the two models have different tokenizers, which give other ids for "
-                f"{prompt.text[:80]!r} or its answer {prompt.fact.answer!r}: logits, rows and weights cannot be "
-                "compared token by token"
-            )
 
 
 def _by_relation(prompts: Sequence[Prompt]) -> dict[str, list[int]]:

@@ -20,7 +20,8 @@ from attnbalance.models.hooked import HookedModel
 from attnbalance.models.hybrids import Hybrids, hybrids_of
 from attnbalance.models.interventions import edited, rows_of
 from attnbalance.models.weights import PARTS
-from attnbalance.readings.answer_tokens import AnswerTokens, check_answers_alike, weigh_by_probability
+from attnbalance.readings.answer_checks import check_answers_alike
+from attnbalance.readings.answer_tokens import AnswerTokens, weigh_by_probability
 from attnbalance.readings.direct_attribution import DirectAttribution, read_direct_attribution
 from attnbalance.readings.reading import Reading
 
@@ -108,15 +109,16 @@ def read_change(
 
     Reads the direct logit attribution of every hybrid of the two: 2 to the power of the number of parts that differ, at
     most 16. Adds two forward passes of each model. Holds both models twice more, in float32. Raises `DataError` for
-    models whose tokenizers differ on these texts; `ModelError` for models of different shapes, for models that cannot
-    be decomposed, and if the margins of the decomposed models differ from those of the models' own logits.
+    models whose tokenizers give these texts other tokens; `ModelError` for models of different shapes, for models that
+    cannot be decomposed, and if the margins of the decomposed models differ from those of the models' own logits.
 
     before, after: the two checkpoints.
     answer_tokens: the prompts and the answers that are compared.
     batch_size: prompts in a forward pass.
     progress: show a progress bar.
     """
-    check_answers_alike(answer_tokens, before.tokenizer, after.tokenizer)
+    for model in (before, after):
+        check_answers_alike(answer_tokens, model.tokenizer)
     hybrids = hybrids_of(before, after)
     answer_tokens, own, rows = _own_passes(before, after, answer_tokens, batch_size)
     margins, components, first, last = _read_hybrids(hybrids, answer_tokens, batch_size, progress)

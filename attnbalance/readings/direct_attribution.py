@@ -15,6 +15,7 @@ from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import BridgedModel
 from attnbalance.models.residual_parts import take_apart
+from attnbalance.readings.answer_checks import check_answers_alike
 from attnbalance.readings.answer_tokens import AnswerTokens
 from attnbalance.readings.reading import Reading
 
@@ -90,8 +91,9 @@ def read_direct_attribution(
 
     Holds two numbers for each prompt, layer, head and position. Raises `ModelError` if the entries do not add up to the
     model's own logit difference within `TOLERANCE`: its layers then add something that has no entry. Raises
-    `BadRowsError` for prompts longer than the model's positions.
+    `BadRowsError` for prompts longer than the model's positions, `DataError` for tokens of another tokenizer.
     """
+    check_answers_alike(answer_tokens, model.hooked.tokenizer)
     encodings = answer_tokens.encodings
     parts, order = list[dict[str, Tensor]](), list[list[int]]()
     for indices, batch in model.hooked.batches(encodings, batch_size, bar="attribution" if progress else None):

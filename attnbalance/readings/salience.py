@@ -14,6 +14,7 @@ from attnbalance.data.batches import in_order
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import BridgedModel
 from attnbalance.models.single_layers import check_single_layers
+from attnbalance.readings.answer_checks import check_answers_alike
 from attnbalance.readings.answer_tokens import AnswerTokens
 from attnbalance.readings.reading import Reading
 
@@ -206,6 +207,7 @@ def _subjects(
     """The vectors of the subjects' distinct last tokens, and for each prompt the index of its own vector."""
     if at not in SUBJECTS:
         raise DataError(f"at must be {' or '.join(SUBJECTS)}, got {at!r}")
+    check_answers_alike(answer_tokens, model.hooked.tokenizer)
     check_single_layers(model)
     last = torch.tensor([encoding.ids[encoding.last_of("subject")] for encoding in answer_tokens.encodings])
     distinct, index = last.unique(return_inverse=True)
@@ -217,6 +219,7 @@ def _at_subject(
     model: BridgedModel, answer_tokens: AnswerTokens, names: dict[int, str], batch_size: int
 ) -> dict[int, Float[Tensor, "prompt width"]]:
     """Each layer's hooked activation at the last token of every prompt's subject, in the order of the prompts."""
+    check_answers_alike(answer_tokens, model.hooked.tokenizer)
     parts: dict[int, list[Tensor]] = {i: [] for i in names}
     order: list[list[int]] = []
     for indices, batch in model.hooked.batches(answer_tokens.encodings, batch_size):

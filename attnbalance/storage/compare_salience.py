@@ -15,7 +15,8 @@ from attnbalance.errors import DataError
 from attnbalance.files.outputs import as_folder, write_json, write_json_lines
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.bridge import bridge_of
-from attnbalance.readings.answer_tokens import check_tokens, make_answer_tokens
+from attnbalance.readings.answer_checks import check_tokens
+from attnbalance.readings.answer_tokens import make_answer_tokens
 from attnbalance.readings.curves import Curve
 from attnbalance.readings.direct_attribution import read_direct_attribution
 from attnbalance.readings.relevance import read_relevance

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from attnbalance import Fact, Prompt
 from attnbalance.data.prompts import make_prompts
-from attnbalance.errors import BadRowsError, DataError
-from attnbalance.readings.answer_tokens import check_answers_alike, make_answer_tokens
+from attnbalance.errors import BadRowsError
+from attnbalance.readings.answer_tokens import make_answer_tokens
 
 WORDS = "<unk> </s> : France Italy Spain India city king Paris Rome Madrid New York Delhi Juan"
 ID = {word: i for i, word in enumerate(WORDS.split())}
@@ -187,39 +187,3 @@ def test_a_byte_level_tokenizers_answers_begin_with_a_space() -> None:
     assert all(one[:shared] == spelled[0][:shared] for one in spelled)
     assert found.tokens == tuple(one[shared] for one in spelled)
     assert len(set(found.tokens)) > 1
-
-
-def test_tokenizers_that_give_these_prompts_and_answers_the_same_ids_are_alike() -> None:
-    plain, more, ending = tiny_tokenizer("bos"), tiny_tokenizer("bos"), tiny_tokenizer("eos")
-    more.add_tokens(["a token of no prompt"])
-    facts = [Fact(p.fact.subject, "r", p.fact.answers, question=p.fact.question) for p in tiny_prompts()]
-    made = make_answer_tokens(make_prompts(facts), plain)
-    for other in (more, ending):
-        check_answers_alike(made, plain, other)
-
-
-def test_two_tokenizers_are_told_apart_by_a_prompt_or_by_an_answer() -> None:
-    in_prompt, in_answer = tiny_tokenizer(), tiny_tokenizer()
-    in_prompt.add_tokens(["Ada Lovelace"])
-    in_answer.add_tokens([" mathematician"])
-    facts = [Fact("Ada Lovelace", "r", ("mathematician",)), Fact("Rust", "r", ("language",))]
-    made = make_answer_tokens(make_prompts(facts), tiny_tokenizer())
-    for other in (in_prompt, in_answer, tiny_tokenizer("bos")):
-        with pytest.raises(DataError, match="different tokenizers.*Ada Lovelace"):
-            check_answers_alike(made, tiny_tokenizer(), other)
-
-
-def test_answers_that_end_where_others_go_on_need_one_end_of_sequence() -> None:
-    kinds = {end: tiny_tokenizer() for end in ("</s>", "<pad>")}
-    for end, tokenizer in kinds.items():
-        tokenizer.eos_token = end
-    own, other = kinds.values()
-    assert own.eos_token_id != other.eos_token_id
-    for answers, alike in ((("pop", "pop star"), False), (("pop", "star"), True)):
-        made = make_answer_tokens(prompts(*((name, answer) for name, answer in zip("ab", answers, strict=True))), own)
-        check_answers_alike(made, own, own)
-        if alike:
-            check_answers_alike(made, own, other)
-        else:
-            with pytest.raises(DataError, match="must be the same token, got '</s>' and '<pad>'"):
-                check_answers_alike(made, own, other)
