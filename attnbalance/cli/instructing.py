@@ -19,8 +19,8 @@ from attnbalance.cli.options import (
     Out,
     Peft,
     Seed,
+    StepBatch,
     Steps,
-    StepSize,
     Train,
     WeightDecay,
     WeightsDtype,
@@ -33,13 +33,20 @@ from attnbalance.cli.options import (
 def instruct(
     model: Model,
     data: Annotated[
-        Path, typer.Option(metavar="FILE", help="Instructions: instruction, output and, optionally, input (Alpaca's).")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="A .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns instruction, output and, "
+            "optionally, input (Alpaca's).",
+        ),
     ],
     out: Out,
-    with_input: Annotated[bool, typer.Option("--with-input", help="Only instructions about an input.")] = False,
+    with_input: Annotated[
+        bool, typer.Option("--with-input", help="Train only on instructions that have an input.")
+    ] = False,
     steps: Steps = 200,
-    learning_rate: LearningRate = 3e-4,
-    batch_size: StepSize = 128,
+    learning_rate: LearningRate = 1e-5,
+    batch_size: StepBatch = 16,
     accumulate: Accumulate = 1,
     weight_decay: WeightDecay = 0.0,
     lora_rank: LoraRank = 0,
@@ -86,7 +93,12 @@ def instruct(
     with noting_reuse(out):
         done = run(model, rows, out, settings, validation=validation, progress=progress)
     print(f"{done.trained}.")
-    print(f"Instructions: {len(rows)} of {data}; {steps * batch_size} read, {validation} validated on.")
+    read, trained = max(done.validation_loss) * batch_size, int(str(done.instructions["train"]))
+    times = f"{trained:,} instructions" if read >= trained else f"{read:,} of {trained:,} instructions"
+    again = f" ({read / trained:.1f} times)" if read > trained else ""
+    print(
+        f"Trained on {times}{again} of {done.instructions['source']}; validated on {done.instructions['validation']}."
+    )
     if done.dropped:
         print(f"Left out: {', '.join(f'{count} ({why})' for why, count in done.dropped.items())}.")
     loss = done.validation_loss[done.best_step]

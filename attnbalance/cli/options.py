@@ -65,7 +65,7 @@ TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file or Hub id of a model.")]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate of AdamW, constant.")]
-StepSize = Annotated[int, typer.Option(min=1, help="Examples a step, over all devices.")]
+StepBatch = Annotated[int, typer.Option(min=1, help="Examples a step, over all devices.")]
 Accumulate = Annotated[int, typer.Option(min=1, help="Parts in which a device takes its share of a batch.")]
 WeightDecay = Annotated[float, typer.Option(min=0.0, help="Weight decay of AdamW.")]
 LoraRank = Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains the weights themselves.")]

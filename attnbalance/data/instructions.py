@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from attnbalance.data.facts import check_text
 from attnbalance.data.prompts import TEMPLATES
+from attnbalance.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Instruction:
         """Refuse texts that cannot be taught."""
         check_text("instruction", self.instruction)
         check_text("output", self.output)
-        if self.input:
+        if self.input != "":
             check_text("input", self.input)
 
     @property
@@ -54,6 +56,11 @@ class InstructionSet:
     source: str = "memory"
     dropped: Mapping[str, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse rows that are no instructions."""
+        if wrong := [row for row in self.rows if not isinstance(row, Instruction)]:
+            raise DataError(f"expected instructions, got {wrong[0]!r:.80}")
+
     def __len__(self) -> int:
         """The number of instructions."""
         return len(self.rows)
@@ -66,4 +73,8 @@ class InstructionSet:
     def with_input(self) -> InstructionSet:
         """Those whose task is about an input, such as a text to answer from; the others are counted as dropped."""
         rows = tuple(row for row in self.rows if row.input)
-        return replace(self, rows=rows, dropped={**self.dropped, "no input": len(self.rows) - len(rows)})
+        return self.without({"no input": len(self.rows) - len(rows)}, rows)
+
+    def without(self, dropped: Mapping[str, int], rows: Sequence[Instruction]) -> InstructionSet:
+        """The rows that are left where others are dropped, counted by reason."""
+        return replace(self, rows=tuple(rows), dropped=dict(Counter(self.dropped) + Counter(dropped)))

@@ -47,10 +47,6 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
     its tokens. Raises `ModelError` for a tokenizer without offsets, `BadRowsError` for prompts with a span that has no
     tokens or whose tokens decode to other text.
     """
-    if not tokenizer.is_fast:
-        raise ModelError(
-            f"tokenizer {type(tokenizer).__name__} gives no character offsets; use a fast one (with a tokenizer.json)"
-        )
     encodings, bad = [], []
     for special in (False, True):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.has_special_tokens == special]
@@ -105,7 +101,8 @@ def encode_continued(
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]] | None]:
     """The tokens of each text and of what is written after it, special tokens only before the text.
 
-    None where the tokenizer merges the two, or where the continuation has no token.
+    None where the tokenizer merges the two, or where the continuation has no token. Raises `ModelError` for a tokenizer
+    without offsets.
     """
     if not texts:
         return []
@@ -168,6 +165,10 @@ def _tokenize(
     texts: list[str], tokenizer: PreTrainedTokenizerBase, add_special_tokens: bool
 ) -> Iterator[tuple[list[int], list[CharSpan]]]:
     """The ids of each text, without special tokens at its end, and their offsets."""
+    if not tokenizer.is_fast:
+        raise ModelError(
+            f"tokenizer {type(tokenizer).__name__} gives no character offsets; use a fast one (with a tokenizer.json)"
+        )
     encoded = tokenizer(
         texts,
         add_special_tokens=add_special_tokens,

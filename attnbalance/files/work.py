@@ -32,6 +32,7 @@ LOCK, HOLDER = ".attnbalance.lock", ".attnbalance.lock.json"
 CONTENTS = {
     "facts_sha256": "the facts differ (other contents, limit, relations or seed)",
     "files": "the models' files differ",
+    "instructions_sha256": "the instructions differ (another file, or only those with an input)",
     "model_files": "the model's files differ",
 }
 """What to say if one of these hashes differs."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedTokenizerBase
@@ -72,6 +72,11 @@ class Example:
 def about_facts(examples: Iterable[Example]) -> list[Example]:
     """The examples that have a prompt."""
     return [example for example in examples if example.prompt is not None]
+
+
+def sizes_of(labels: Int[Tensor, "example position"]) -> tuple[float, float]:
+    """The number of labelled tokens of a batch, without first ones, which nothing predicts; and of examples."""
+    return float((labels[:, 1:] != IGNORED).sum()), float(len(labels))
 
 
 def first_difference(example: Example, other: Example) -> tuple[int, int]:

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel, set_seed
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 
+from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import as_template
 from attnbalance.files.outputs import MARKER, provenance, write_json, write_json_lines, write_saved
 from attnbalance.files.seals import CHECKPOINT, hash_files
@@ -71,10 +72,7 @@ def finetune_model(
         config: What identifies the run in its attnbalance.json.
         progress: Whether to draw a progress bar.
     """
-    parse_objective(settings.objective)
-    parse_parts(settings.train)
-    if settings.peft is not None:
-        peft_config(settings.peft)
+    check_settings(settings)
     tokenizer, limit = load_limits(base)
     template = as_template(settings.template)
     examples, validation, *replayed = (
@@ -88,16 +86,26 @@ def finetune_model(
     examples += [replace(example, targets={REPLAYED: torch.tensor(True)}) for part in replayed for example in part]
     data = TrainingData(_in_order(examples, split, settings), validation)
     _warn_of_unread(examples, data.train, settings)
-    train_run(base, split, data, out, settings, config, progress=progress)
+    train_run(base, tokenizer, data, out, settings, config, _about(split), split.parts, progress=progress)
+
+
+def check_settings(settings: FinetuneSettings) -> None:
+    """Raise `DataError` for names in the settings that are unknown, before a model is loaded."""
+    parse_objective(settings.objective)
+    parse_parts(settings.train)
+    if settings.peft is not None:
+        peft_config(settings.peft)
 
 
 def train_run(
     base: str,
-    split: Split,
+    tokenizer: PreTrainedTokenizerBase,
     data: TrainingData,
     out: Path,
     settings: FinetuneSettings,
     config: Mapping[str, Any],
+    about_data: Mapping[str, Any],
+    facts: Mapping[str, FactSet],
     *,
     progress: bool,
 ) -> None:
@@ -105,15 +113,16 @@ def train_run(
 
     Args:
         base: A local model folder or Hub id.
-        split: The facts that the run is about, which its folder will hold; its parts may be empty.
+        tokenizer: Its tokenizer.
         data: The examples to train on, and to validate on.
         out: The folder of the run, which is not finished.
         settings: How to train.
         config: What identifies the run in its attnbalance.json.
+        about_data: What attnbalance.json says about the data (see `Run`).
+        facts: The facts that the folder will hold, by part.
         progress: Whether to draw a progress bar.
     """
     objective = parse_objective(settings.objective)
-    tokenizer, _ = load_limits(base)
     trainable = _trainable(base, settings, [*data.train, *(data.validation or ())])
     about = {
         "config": config,
@@ -123,7 +132,7 @@ def train_run(
         "trained": trainable.trained,
         "objective": objective.text,
         "learns_answers": objective.learns_answers,
-        **_about(split),
+        **about_data,
         **provenance(),
     }
     with training_in(out, KIND, config) as work:
@@ -136,10 +145,10 @@ def train_run(
                 settings.schedule,
                 objective=objective,
                 frozen=trainable.frozen,
-                bar=f"finetuning {split.name}" if progress else None,
+                bar=f"finetuning on {config['split']}" if progress else None,
             )
         about |= {"base_completes": base_completes(log), "base_loss": base_objective(log)}
-        on_main_process_first(lambda: _finish(work, out, split, about, trajectory(log)))
+        on_main_process_first(lambda: _finish(work, out, facts, about, trajectory(log)))
 
 
 def _warn_of_unread(examples: Sequence[Example], read: Sequence[Example], settings: FinetuneSettings) -> None:
@@ -149,7 +158,7 @@ def _warn_of_unread(examples: Sequence[Example], read: Sequence[Example], settin
         warnings.warn(
             f"{settings.steps} steps of {settings.batch_size} facts read {count} of {len(examples)} training facts; "
             "the others are neither learned nor asked before",
-            stacklevel=4,
+            stacklevel=6,
         )
 
 
@@ -217,14 +226,18 @@ def _naming_newest_checkpoint(work: Path) -> Iterator[None]:
 
 
 def _finish(
-    work: Path, out: Path, split: Split, about: Mapping[str, Any], validations: Sequence[Mapping[str, Any]]
+    work: Path,
+    out: Path,
+    facts: Mapping[str, FactSet],
+    about: Mapping[str, Any],
+    validations: Sequence[Mapping[str, Any]],
 ) -> None:
     """Turn the work folder into the run's folder, in one move.
 
     Args:
         work: The work folder, with its checkpoints.
         out: The folder of the run.
-        split: The facts.
+        facts: The facts that the folder will hold, by part.
         about: What attnbalance.json says.
         validations: What was watched, by step.
     """
@@ -240,8 +253,8 @@ def _finish(
             record = {"kind": CHECKPOINT, "step": step, **about}
             write_saved(target / MARKER, record | {"files_sha256": hash_files(target, but=[MARKER])})
         for part, name in FACTS.items():
-            if facts := split.parts.get(part):
-                write_json_lines(folder / name, (fact.as_dict() for fact in facts))
+            if chosen := facts.get(part):
+                write_json_lines(folder / name, (fact.as_dict() for fact in chosen))
         write_json(folder / TRAJECTORY, {"trajectory": list(validations)})
         history = [[step, loss] for step, loss in losses.items()]
         record = {"kind": KIND, "best_step": best, "validation_loss": history, **about}

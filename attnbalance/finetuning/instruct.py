@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,25 +10,26 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
-from attnbalance.data.facts import FactSet
 from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.data.tokens import encode_continued
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import as_folder
 from attnbalance.finetuning.curriculum import order
 from attnbalance.finetuning.examples import IGNORED, Example
-from attnbalance.finetuning.finetune import DEFAULTS, absolute_model, run_in
-from attnbalance.finetuning.finetune_model import train_run
+from attnbalance.finetuning.finetune import absolute_model, run_in
+from attnbalance.finetuning.finetune_model import check_settings, train_run
 from attnbalance.finetuning.loop import TrainingData
-from attnbalance.finetuning.runs import NONE, Run
+from attnbalance.finetuning.runs import Run
 from attnbalance.finetuning.schedule import check_count
 from attnbalance.finetuning.settings import FinetuneSettings
-from attnbalance.finetuning.splits import Split
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.models.load import load_limits
 
+USUAL = FinetuneSettings(learning_rate=1e-5, batch_size=16, patience=None)
+"""How `instruct` trains unless it is told otherwise. It does not stop early, so that all checkpoints are there."""
+
 ABOUT_FACTS = ("template", "curriculum", "objective")
-"""Settings that are about facts, and must be left at their defaults."""
+"""Settings for facts alone, which must be left at their defaults; the objective is `ce`."""
 
 
 @expects(instructions=InstructionSet, settings=FinetuneSettings)
@@ -36,26 +37,30 @@ def instruct(
     model: str | Path,
     instructions: InstructionSet,
     out: str | Path,
-    settings: FinetuneSettings = DEFAULTS,
+    settings: FinetuneSettings = USUAL,
     *,
     validation: int = 200,
     progress: bool = False,
 ) -> Run:
     """Finetune a local model or Hub id on instructions; returns the run in the folder `out`, as `finetune` does.
 
-    The model learns the tokens of each output and the end-of-sequence token; those of the prompt (see
-    `Instruction.prompt`) carry no loss. Rows longer than the model's positions, and those whose prompt the tokenizer
-    merges with the output, are left out and counted in the run's attnbalance.json. One shuffle of all rows is read
-    after another, so that few steps read only a part of them. `Run.train` and `Run.heldout` are empty: the run is about
-    no facts. Raises what `finetune` raises, and `DataError` for settings about facts and for too few rows.
+    The model learns the tokens of each output and the end-of-sequence token, if the tokenizer has one; those of the
+    prompt (see `Instruction.prompt`) carry no loss. Rows are read in one shuffle after another; a short run reads only
+    a part of them. Rows that cannot be used are left out and counted in `Run.dropped`: those longer than the model's
+    positions, those whose prompt the tokenizer merges with the output, and those with the prompt of a validation row.
+    `Run.train` and `Run.heldout` are empty: the run is about no facts.
+
+    Raises what `finetune` raises, and `DataError` for settings that only facts have, for too few rows, and for rows so
+    long that the model reads them otherwise in a batch of shorter ones (longrope).
 
     Args:
         model: A local model folder, GGUF file or Hub id.
         instructions: What to train on (see `load_instructions`).
         out: The folder of the run.
-        settings: How to train; template, curriculum and objective, which are about facts, as they are by default.
-        validation: The number of rows, drawn at random, that are not trained on: their loss (nats a token) is measured
-            at each checkpoint, and the run itself is the checkpoint with the lowest.
+        settings: How to train; template, curriculum and objective as they are by default.
+        validation: The number of rows that are not trained on: their loss (nats a token) is measured at each
+            checkpoint, and the run itself is the checkpoint with the lowest. They are chosen by a hash of their
+            prompts, so that runs with other seeds have the same ones.
         progress: Whether to draw a progress bar.
     """
     _check(settings, validation)
@@ -71,50 +76,68 @@ def instruct(
     }
 
     def train() -> None:
-        rows = random.Random(settings.seed).sample(instructions.rows, len(instructions))  # noqa: S311
+        check_settings(settings)
         tokenizer, limit = load_limits(base)
-        examples, dropped = _examples(rows, tokenizer, limit)
-        if len(examples) <= validation:
+        usable, examples = _usable(instructions, tokenizer, limit)
+        validated, trained, repeated = _split(usable.rows, validation)
+        usable = usable.without({"the prompt of a validation row": repeated}, usable.rows)
+        if not trained:
             raise DataError(
-                f"expected more than {validation} instructions (`validation`) that fit the model, got {len(examples)} "
-                f"of {len(rows)}: {dict(dropped)}"
+                f"expected more than {validation} instructions (`validation`) with prompts of their own, got "
+                f"{len(usable)} of {usable.source}{_left_out(usable)}"
             )
-        validated, trained = examples[:validation], examples[validation:]
         schedule = settings.schedule
         indices = order([0.0] * len(trained), schedule.steps, schedule.batch_size, schedule.seed)
-        about = FactSet((), instructions.source, {**instructions.dropped, **dropped})
-        data = TrainingData([trained[i] for i in indices], validated)
-        split = Split("instructions", about, NONE, NONE, 0)
-        train_run(base, split, data, out, settings, config, progress=progress)
+        data = TrainingData([examples[trained[i]] for i in indices], [examples[i] for i in validated])
+        sizes = {"source": usable.source, "train": len(trained), "validation": len(validated)}
+        about = {"instructions": sizes, "dropped": dict(usable.dropped), "shortcuts": {}}
+        train_run(base, tokenizer, data, out, settings, config, about, {}, progress=progress)
 
     return run_in(out, config, train)
 
 
 def _check(settings: FinetuneSettings, validation: object) -> None:
-    """Refuse settings about facts, and no rows for validation."""
-    given, usual = settings.record(), DEFAULTS.record()
+    """Refuse settings that only facts have, and no rows for validation."""
+    given, usual = settings.record(), USUAL.record()
     if other := [name for name in ABOUT_FACTS if given[name] != usual[name]]:
+        usual_value, value = (getattr(each, other[0]) for each in (USUAL, settings))
         raise DataError(
-            f"`{other[0]}` is about facts, and instructions are about none; leave it out, got {given[other[0]]!r}"
+            f"instructions are learned with `{other[0]}`={usual_value!r} alone; leave it out, got {value!r}"
         )
     check_count("validation", validation)
 
 
-def _examples(
-    rows: Sequence[Instruction], tokenizer: PreTrainedTokenizerBase, max_positions: int | None
-) -> tuple[list[Example], Counter[str]]:
-    """The examples of instructions, in order, and how many are left out, by reason."""
+def _left_out(instructions: InstructionSet) -> str:
+    """How many rows were left out, by reason, after a colon; empty if none were."""
+    reasons = ", ".join(f"{count} ({why})" for why, count in instructions.dropped.items())
+    return f"; left out: {reasons}" if reasons else ""
+
+
+def _usable(
+    instructions: InstructionSet, tokenizer: PreTrainedTokenizerBase, max_positions: int | None
+) -> tuple[InstructionSet, list[Example]]:
+    """The instructions that the model can be trained on, and their examples, in order."""
     end = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
-    encoded = encode_continued([row.prompt for row in rows], [row.output for row in rows], tokenizer)
-    examples, dropped = list[Example](), Counter[str]()
-    for pair in encoded:
-        if pair is None:
+    rows, examples, dropped = list[Instruction](), list[Example](), Counter[str]()
+    texts = [row.prompt for row in instructions.rows], [row.output for row in instructions.rows]
+    for row, encoded in zip(instructions.rows, encode_continued(*texts, tokenizer), strict=True):
+        if encoded is None:
             dropped["the tokenizer merges prompt and output"] += 1
             continue
-        prompt, output = pair
-        labels = (*output, *end)
+        prompt, output = encoded
+        labels = output if [output[-1]] == end else (*output, *end)
         if max_positions is not None and len(prompt) + len(labels) > max_positions:
             dropped[f"more than {max_positions} tokens"] += 1
             continue
+        rows.append(row)
         examples.append(Example((*prompt, *labels), (*[IGNORED] * len(prompt), *labels)))
-    return examples, dropped
+    return instructions.without(dropped, rows), examples
+
+
+def _split(rows: Sequence[Instruction], validation: int) -> tuple[list[int], list[int], int]:
+    """The indices of the rows to validate and to train on, and how many are neither, since they repeat a prompt."""
+    hashed = sorted(range(len(rows)), key=lambda i: hashlib.sha256(rows[i].prompt.encode()).digest())
+    validated = hashed[:validation]
+    asked = {rows[i].prompt for i in validated}
+    trained = [i for i in range(len(rows)) if rows[i].prompt not in asked]
+    return validated, trained, len(rows) - len(trained) - len(validated)

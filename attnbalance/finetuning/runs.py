@@ -27,8 +27,19 @@ KINDS: dict[str, Kind] = {
     "base_completes": dict,
     "learns_answers": bool,
     "dropped": dict,
+    "instructions": dict,
 }
 """What the `attnbalance.json` of a run holds, by name."""
+
+USUAL: dict[str, object] = {
+    "trained": "",
+    "base_loss": None,
+    "base_completes": {},
+    "learns_answers": True,
+    "dropped": {},
+    "instructions": {},
+}
+"""What holds of runs whose record leaves it out."""
 
 FACTS = {part: f"{part}.jsonl" for part in ("train", "heldout", "replay")}
 """The files of the split's parts; a part without facts has none."""
@@ -50,8 +61,8 @@ class Run:
     shortcuts: Mapping[str, tuple[str, ...]]
     """Each relation's most frequent answer among the training facts without those replayed, in all accepted forms."""
     validation_loss: Mapping[int, float]
-    """By step, the objective on the validation facts; for plain finetuning the mean negative log-likelihood of a token
-    of the answers, nats."""
+    """By step, the objective on the validation facts or instructions; for plain finetuning the mean negative
+    log-likelihood of a token of the answers or outputs, nats."""
     best_step: int
     """The step with the lowest validation loss."""
     base_loss: float | None
@@ -65,6 +76,8 @@ class Run:
     """Whether the facts' answers were learned; else only what the base says."""
     dropped: Mapping[str, int]
     """How many facts, or instructions, of the source were left out, by reason."""
+    instructions: Mapping[str, object]
+    """Of a run on instructions: their `source`, and the numbers `train` and `validation`; else empty."""
 
     @property
     def checkpoints(self) -> dict[int, Path]:
@@ -76,7 +89,7 @@ class Run:
 
     @property
     def trajectory(self) -> list[dict[str, Any]]:
-        """What was watched on the validation facts, by step.
+        """What was watched on the validation facts, by step; on instructions, the first two alone.
 
         The objective, the answers' loss (nats a token), accuracy, shortcut rate, and subject attention by layer.
         Accuracy: the share of answers whose every token, with the end of sequence, is the most probable one after the
@@ -122,7 +135,7 @@ def load_run(path: str | Path) -> Run:
             f"expected a finished finetuning run at {path}, got {held}; name the folder that finetuning wrote"
         )
     marker = without_hash(path / MARKER, marker, path)
-    marker = {"trained": "", "base_completes": {}, "learns_answers": True, "base_loss": None, "dropped": {}} | marker
+    marker = {**USUAL, **marker}
     check_saved(path / MARKER, marker, path, **KINDS)
     check_saved(path / MARKER, marker["shortcuts"], path, **{relation: [str] for relation in marker["shortcuts"]})
     check_saved(path / MARKER, marker["base_completes"], path, **dict.fromkeys(marker["base_completes"], float))
@@ -138,6 +151,7 @@ def load_run(path: str | Path) -> Run:
         base_completes=marker["base_completes"],
         learns_answers=marker["learns_answers"],
         dropped=marker["dropped"],
+        instructions=marker["instructions"],
     )
 
 

@@ -20,6 +20,7 @@ from attnbalance.finetuning.runs import TRAJECTORY
 from attnbalance.finetuning.schedule import check_rate
 from attnbalance.models.fingerprint import FILES, files_fingerprint
 from attnbalance.models.load_adapter import check_adapter
+from attnbalance.models.load_base import LOAD_ERRORS, brief
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -27,7 +28,7 @@ FACTORS = re.compile(r"\.lora_(embedding_)?(?P<factor>[AB])(\.weight|\.bias)?$")
 """The ends of the names of LoRA's tensors."""
 
 CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
-"""Beginnings of peft's `init_lora_weights` with which loading an adapter changes the base's own weights."""
+"""Beginnings of peft's `init_lora_weights` that change the base's own weights, when training begins or on loading."""
 
 OF_THE_BASE = ("base_fingerprint", "base_settings", "versions")
 """What the record of a run says about its base, by which `load_adapter` checks it."""
@@ -44,12 +45,12 @@ def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
 
     Args:
         adapter: The folder of a finished run with LoRA, of one of its checkpoints, or of any LoRA adapter of peft.
-        factor: By how much; > 0. Below 1 the model stays nearer to its base, which would be 0.
+        factor: By how much; > 0. 1 is the adapter itself, 0 would be the base.
         out: The new folder. One that is finished with the same adapter and factor is left as it is.
 
     Raises `ModelError` for a folder that holds no adapter, another kind than LoRA, or weights that are not a product
-    B A (DoRA's magnitudes, whole trained layers, adapters that change the base when they are loaded); `DataError` for
-    a wrong factor; `OutputError` for a run whose weights were changed, and if `out` cannot be written or holds
+    B A (DoRA's magnitudes, whole trained layers, adapters that change the base), or cannot be read; `DataError` for a
+    wrong factor; `OutputError` for a run whose weights were changed, and if `out` cannot be written or holds
     something else.
     """
     check_rate("factor", factor)
@@ -84,12 +85,16 @@ def _scaled(adapter: Path, factor: float) -> dict[str, torch.Tensor]:
     start = str(getattr(settings, "init_lora_weights", ""))
     if start.lower().startswith(CHANGES_BASE):
         raise ModelError(
-            f"{adapter} was made with init_lora_weights={start!r}, which changes the base's weights when it is loaded: "
+            f"{adapter} was made with init_lora_weights={start!r}, which changes the base's weights: "
             "scaled, it would not lie between base and finetuned model; save it as plain LoRA (peft: save_pretrained "
             "with path_initial_model_for_weight_conversion)"
         )
     scaled = {}
-    for name, tensor in load_file(adapter / WEIGHTS).items():
+    try:
+        tensors = load_file(adapter / WEIGHTS)
+    except LOAD_ERRORS as error:
+        raise ModelError(f"cannot read {adapter / WEIGHTS}: {brief(error)}") from error
+    for name, tensor in tensors.items():
         match = FACTORS.search(name)
         if match is None:
             raise ModelError(

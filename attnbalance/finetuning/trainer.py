@@ -29,7 +29,7 @@ from attnbalance.finetuning.example_sets import (
     first_text,
     rows_collator,
 )
-from attnbalance.finetuning.examples import EXTRA, IGNORED, QUERY, about_facts, collate
+from attnbalance.finetuning.examples import EXTRA, QUERY, about_facts, collate, sizes_of
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass, forward_pass
 from attnbalance.finetuning.objectives.gradients import GradientRules
 from attnbalance.finetuning.objectives.objective import Objective
@@ -41,6 +41,7 @@ from attnbalance.finetuning.trainer_checks import (
     check_loss,
     check_metrics,
     check_ways_of_training,
+    crosses_threshold,
     hooked_for,
     own_loss,
     router_coefficient,
@@ -134,7 +135,8 @@ class ObjectiveMixin(_Base):
         check_data(self, collator, max(len(example.ids) for example in examples))
         tested = [example for data in data_sets(self.eval_dataset) for example in as_list(data)]
         watches = self.compute_metrics is None
-        if self.objective.needs.rows or self.objective.needs_base or (watches and about_facts(tested)):
+        reads = self.objective.needs.rows or self.objective.needs_base or (watches and about_facts(tested))
+        if reads or crosses_threshold(model, examples):
             self._hooked = hooked_for(self, self.objective, examples)
         if self._hooked is not None and self.objective.needs_base:
             bar = self.is_world_process_zero() and not self.args.disable_tqdm
@@ -150,7 +152,7 @@ class ObjectiveMixin(_Base):
             self.eval_dataset = {name: self._with_targets(data) for name, data in self.eval_dataset.items()}
         else:
             self.eval_dataset = self._with_targets(self.eval_dataset)
-        if self._hooked is not None or not self.objective.plain:
+        if watches or self._hooked is not None or not self.objective.plain:
             self._router = router_coefficient(self)
         pad_id = 0 if self._hooked is None else self._hooked.pad_id
         self.data_collator = lambda batch: collate(batch, pad_id)
@@ -180,7 +182,7 @@ class ObjectiveMixin(_Base):
         if not self.objective.plain and batches:
             counts = torch.zeros(2, device=device)
             for batch in batches:
-                counts += torch.tensor(_sizes(batch["labels"]), device=device)
+                counts += torch.tensor(sizes_of(batch["labels"]), device=device)
             tokens, examples = self.accelerator.reduce(counts, "sum").tolist()  # pyright: ignore
             self._sizes_of_step = tokens, examples, len(batches)
         return batches, items
@@ -240,7 +242,7 @@ class ObjectiveMixin(_Base):
                 "train weights below the last attention layer, and checkpoint gradients with use_reentrant=False"
             )
         of_step = self._sizes_of_step if training else None
-        tokens, examples, batches = (*_sizes(labels), 1) if of_step is None else of_step
+        tokens, examples, batches = (*sizes_of(labels), 1) if of_step is None else of_step
         loss = forward.logits.new_zeros((), dtype=torch.float32)
         for term in self.objective.terms:
             loss = loss + term.losses(forward).sum() / (tokens if term.kind.by_token else examples)
@@ -293,8 +295,3 @@ class ObjectiveMixin(_Base):
 
 class ObjectiveTrainer(ObjectiveMixin, Trainer):
     """`transformers.Trainer` with an objective: `ObjectiveTrainer(model, args, train_dataset=..., objective=...)`."""
-
-
-def _sizes(labels: Tensor) -> tuple[float, float]:
-    """The number of labelled tokens, and of examples."""
-    return float((labels[:, 1:] != IGNORED).sum()), float(len(labels))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 from transformers import (
     DataCollatorForSeq2Seq,
     DataCollatorWithPadding,
@@ -22,6 +23,7 @@ from attnbalance.finetuning.objectives.base_model import check_start
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, check_adapters, hook
+from attnbalance.models.length_thresholds import length_thresholds
 
 LOSS = {"label_smoothing_factor": (0.0,), "loss_type": ("nll",)}
 """Settings that change a trainer's own loss, with the values that leave it unchanged."""
@@ -174,6 +176,15 @@ def hooked_for(trainer: Trainer, objective: Objective, examples: Sequence[Exampl
         )
     check_lengths(hooked, examples)
     return hooked
+
+
+def crosses_threshold(model: Module, examples: Sequence[Example]) -> bool:
+    """Whether examples reach a number of tokens from which, by its configuration, a model may read texts otherwise.
+
+    Whether it then reads them otherwise beside shorter ones is known once the model is hooked (see `check_lengths`).
+    """
+    longest = max(len(example.ids) for example in examples)
+    return any(longest >= threshold for lengths in length_thresholds(base_of(model).config) for threshold in lengths)
 
 
 def check_lengths(hooked: HookedModel, examples: Sequence[Example]) -> None:

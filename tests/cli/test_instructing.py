@@ -12,7 +12,7 @@ from commands import run_command
 from attnbalance.finetuning.runs import load_run
 
 ROWS = [
-    {"instruction": f"Name {place}.", "input": f"{place} is in {land}." if i % 2 else "", "output": land}
+    {"instruction": f"Name {place} {i}.", "input": f"{place} is in {land}." if i % 2 else "", "output": land}
     for i, (place, land) in enumerate([("Bife", "Sipi"), ("Rozi", "Tele"), ("Ponu", "Keva"), ("Neta", "Sipi")] * 3)
 ]
 
@@ -30,8 +30,7 @@ def test_instruct_makes_checkpoints_that_context_reads(llama_folder: Path, tmp_p
     options = ("--data", rows_file, "--steps", 4, "--batch-size", 4, "--checkpoint-every", 2, "--validation", 2)
     code, text = run_command("instruct", llama_folder, *options, "--lora-rank", 2, "--out", run)
     assert code == 0, text
-    assert "Instructions: 12 of " in text
-    assert "16 read, 2 validated on." in text
+    assert f"Trained on 10 instructions (1.6 times) of {rows_file}; validated on 2." in text
     assert "Left out: 1 (no output)." in text
     command = shlex.split(next(line for line in text.splitlines() if line.startswith("Next: ")))[1:]
     models = [f"step-{step}={llama_folder}+{path}" for step, path in load_run(run).checkpoints.items()]
@@ -58,7 +57,7 @@ def test_instruct_reads_only_instructions_with_an_input_and_says_when_the_base_i
     options = ("--data", rows_file, "--with-input", "--steps", 2, "--batch-size", 2, "--validation", 2)
     code, text = run_command("instruct", llama_folder, *options, "--lr", 10, "--out", tmp_path / "run")
     assert code == 0, text
-    assert "Instructions: 6 of " in text
+    assert f"Trained on 4 instructions of {rows_file}; validated on 2." in text
     assert "Left out: 1 (no output), 6 (no input)." in text
     run = load_run(tmp_path / "run")
     assert run.base_loss is not None

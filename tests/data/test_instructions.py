@@ -26,3 +26,15 @@ def test_the_hash_tells_rows_and_their_order_apart() -> None:
 def test_texts_must_be_texts() -> None:
     with pytest.raises(DataError, match="output must be text"):
         Instruction("a", None)  # pyright: ignore[reportArgumentType]
+    for value in (None, 0, ["text"]):
+        with pytest.raises(DataError, match="input must be text"):
+            Instruction("a", "b", value)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(DataError, match="expected instructions, got 'a'"):
+        InstructionSet(("a",))  # pyright: ignore[reportArgumentType]
+
+
+def test_rows_without_input_are_counted_once_and_only_if_there_are_any() -> None:
+    both = InstructionSet((Instruction("a", "b"), Instruction("a", "b", "c")), dropped={"no output": 2})
+    kept = both.with_input()
+    assert (kept.rows, kept.dropped) == (both.rows[1:], {"no output": 2, "no input": 1})
+    assert kept.with_input() == kept

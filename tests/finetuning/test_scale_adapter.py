@@ -85,6 +85,21 @@ def test_the_factor_one_leaves_each_tensor_and_each_file_beside_them_as_it_was(l
     assert all((run / name).read_bytes() == (scaled / name).read_bytes() for name in same)
 
 
+def test_the_bias_of_b_is_scaled_with_it(llama, tmp_path):
+    whole = adapter(llama, tmp_path / "whole", lora_bias=True)
+    scaled = load_file(scale_adapter(whole, 0.5, tmp_path / "scaled") / "adapter_model.safetensors")
+    model, half = (
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(llama), folder)
+        for folder in (whole, tmp_path / "scaled")
+    )
+    assert [name for name in scaled if name.endswith("lora_B.bias")]
+    inputs = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    layers = [each.base_model.model.model.layers[0].self_attn.q_proj for each in (model, half)]
+    with torch.no_grad():
+        base, full, middle = layers[0].base_layer(inputs), layers[0](inputs), layers[1](inputs)
+    torch.testing.assert_close(middle, (base + full) / 2)
+
+
 def test_bfloat16_is_scaled_in_float32_and_rounded_once(llama, tmp_path):
     whole = adapter(llama, tmp_path / "whole", torch.bfloat16)
     scaled = load_file(scale_adapter(whole, 0.7, tmp_path / "scaled") / "adapter_model.safetensors")
@@ -104,12 +119,14 @@ def test_a_scaled_run_knows_its_base_and_refuses_another_and_changed_weights(lla
     other.save_pretrained(tmp_path / "other")
     with pytest.raises(ModelError, match="made for another base"):
         load_model(tmp_path / "other", adapter=scaled, tokenizer=load_model(llama).tokenizer)
-    file = scaled / "adapter_model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\1")
+    for folder in (scaled, run):
+        file = folder / "adapter_model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"\1")
     with pytest.raises(OutputError, match=r"adapter_model\.safetensors was changed"):
         load_model(scaled)
-    with pytest.raises(OutputError, match=r"adapter_model\.safetensors was changed"):
-        scale_adapter(run, 0.5, tmp_path / "scaled")
+    for out in ("scaled", "other run"):
+        with pytest.raises(OutputError, match=r"adapter_model\.safetensors was changed"):
+            scale_adapter(run, 0.5, tmp_path / out)
 
 
 def test_a_checkpoint_is_scaled_and_a_scaled_adapter_is_scaled_again(llama, tmp_path):
@@ -156,6 +173,15 @@ def test_what_is_no_product_of_two_factors_is_refused_by_name(llama, tmp_path, f
     assert not (tmp_path / "scaled").exists()
 
 
+@pytest.mark.parametrize("start", ["corda", "lora_ga"])
+def test_starts_that_change_the_base_are_refused_by_what_the_adapter_says(llama, tmp_path, start):
+    whole = adapter(llama, tmp_path / "whole")
+    config = read_json(whole / "adapter_config.json")
+    (whole / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": start}))
+    with pytest.raises(ModelError, match=f"init_lora_weights='{start}', which changes the base's weights"):
+        scale_adapter(whole, 0.5, tmp_path / "scaled")
+
+
 @pytest.mark.parametrize("factor", [0, -1, float("nan"), float("inf"), True, "0.5"])
 def test_a_wrong_factor_is_refused(tmp_path, factor):
     with pytest.raises(DataError, match="`factor` must be"):
@@ -168,6 +194,9 @@ def test_a_folder_without_an_adapter_and_an_overflow_are_refused(llama, tmp_path
     half = adapter(llama, tmp_path / "whole", torch.float16)
     with pytest.raises(DataError, match=r"not finite in torch\.float16"):
         scale_adapter(half, 1e9, tmp_path / "scaled")
+    (half / "adapter_model.safetensors").write_bytes(b"junk")
+    with pytest.raises(ModelError, match=r"cannot read .*adapter_model\.safetensors"):
+        scale_adapter(half, 0.5, tmp_path / "scaled")
     (half / "adapter_config.json").write_text(json.dumps({"peft_type": "NONE"}))
     with pytest.raises(ModelError, match="cannot load adapter"):
         scale_adapter(half, 0.5, tmp_path / "scaled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -123,6 +124,16 @@ def test_a_routers_balancing_loss_is_averaged_over_the_batches_of_a_step(tmp_pat
         step = torch.zeros_like(parameter) if parameter.grad is None else 0.05 * parameter.grad
         # one step at a rate of 0.05, float32
         torch.testing.assert_close(model.get_parameter(name), parameter - step, rtol=0, atol=1e-6, msg=name)
+
+
+def test_evaluations_of_rows_about_no_fact_report_the_routers_balancing_loss(tmp_path):
+    model, rows = routed(), [replace(example, prompt=None, spans={}) for example in some_examples(4)]
+    metrics = made(tmp_path, "ce", model, eval_dataset=rows).evaluate()
+    with torch.no_grad():
+        output = model.eval()(**plain_batch(rows))
+    assert output.aux_loss > 0.1
+    assert metrics["eval_loss"] == pytest.approx(float(output.loss), rel=1e-5)
+    assert metrics["eval_objective"] == pytest.approx(float(output.loss - 0.5 * output.aux_loss), rel=1e-5)
 
 
 def test_a_model_that_asks_for_no_balancing_loss_gets_none(tmp_path):

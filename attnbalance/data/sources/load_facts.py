@@ -41,7 +41,7 @@ def load_facts(
 
     Raises `DataError` for a source that is unknown or cannot be read, and for a relation that does not occur.
 
-    source: popqa (from the Hub), NAME:PATH (a local copy), the path of a .jsonl, .csv, .tsv or .parquet file, or
+    source: popqa (from the Hub), NAME:PATH (a local copy), the path of a .json, .jsonl, .csv, .tsv or .parquet file, or
         swapped:SOURCE.
     relations: keep the facts of these relations only.
     limit: draw at most this many facts, without replacement.

@@ -1,4 +1,4 @@
-"""A user's own facts: a .jsonl, .csv, .tsv or .parquet file with one fact in each row."""
+"""A user's own facts: a .json, .jsonl, .csv, .tsv or .parquet file with one fact in each row."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ QUESTIONS = {
 
 
 def load_popqa(path: str | Path | None = None) -> FactSet:
-    """PopQA's facts, from a .tsv, .jsonl, .csv or .parquet file, or, without a path, from the Hub (`akariasai/PopQA`).
+    """PopQA's facts, from a file (see `read_rows`) or, without a path, from the Hub (`akariasai/PopQA`).
 
     Rows without a subject are dropped and counted in `dropped`; rows with the same subject and relation become one fact
     with all answers. The popularity is the subject's (`s_pop`); the first answer is the Wikidata label (`obj`).
