@@ -17,6 +17,7 @@ from attnbalance.data.batches import PromptBatch, batches, check_lengths, pad
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
+from attnbalance.models.adapter_kinds import unreadable
 from attnbalance.models.forward import (
     base_of,
     check_vocabulary,
@@ -165,25 +166,17 @@ class HookedModel:
 
 
 def check_adapters(model: object, name: str) -> None:
-    """Raise `ModelError` for an adapter that lengthens the input or works only behind some tokens."""
+    """Raise `ModelError` for an adapter that is more than a change of weights (see `unreadable`)."""
     for config in getattr(model, "peft_config", {}).values():
-        if config.is_prompt_learning:
-            raise ModelError(
-                f"{name} has an adapter of type {config.peft_type.value}, which puts tokens before the prompt; only "
-                "adapters that change weights (such as LoRA) can be read"
-            )
-        if getattr(config, "alora_invocation_tokens", None):
-            raise ModelError(
-                f"{name} has an activated LoRA (alora_invocation_tokens), which works only behind its invocation "
-                "tokens; its answers and rows would be those of two models"
-            )
+        if reason := unreadable(config):
+            raise ModelError(f"an adapter of {name} {reason}")
 
 
 def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> HookedModel:
     """Put our attention function into a model and check it; falls back to eager attention, with a warning.
 
-    Raises `ModelError` for a model that is not a causal language model, for an adapter that lengthens the input or
-    works only behind some tokens, and for rows that differ from eager attention.
+    Raises `ModelError` for a model that is not a causal language model, for an adapter that is more than a change of
+    weights, and for rows that differ from eager attention.
     """
     check_adapters(model, name)
     base = base_of(model)

@@ -12,6 +12,7 @@ from torch.nn import Module
 from attnbalance.errors import ModelError, shortened
 from attnbalance.files.outputs import MARKER, provenance, read_json
 from attnbalance.files.seals import check_model
+from attnbalance.models.adapter_kinds import unreadable
 from attnbalance.models.config import load_config
 from attnbalance.models.config_changes import differing_settings, settings_of
 from attnbalance.models.forward import base_of
@@ -93,16 +94,8 @@ def check_adapter(adapter: str) -> str | None:
         config = PeftConfig.from_pretrained(adapter)
     except LOAD_ERRORS as error:
         raise ModelError(f"cannot load adapter {adapter}: {brief(error)}") from error
-    if config.is_prompt_learning:
-        raise ModelError(
-            f"adapter {adapter} is of type {config.peft_type}, which puts tokens before the prompt; only adapters "
-            "that change weights (such as LoRA) can be read"
-        )
-    if getattr(config, "alora_invocation_tokens", None):
-        raise ModelError(
-            f"adapter {adapter} is an activated LoRA (alora_invocation_tokens), which works only behind its invocation "
-            "tokens; it cannot be read"
-        )
+    if reason := unreadable(config):
+        raise ModelError(f"adapter {adapter} {reason}")
     start = str(getattr(config, "init_lora_weights", ""))
     if start.startswith("pissa_niter"):
         raise ModelError(

@@ -398,7 +398,7 @@ def test_examples_that_a_model_reads_otherwise_beside_shorter_ones_are_refused(t
 def test_examples_are_refused_with_adapters_that_put_tokens_before_the_prompt(tmp_path):
     """Without evaluation data and with `ce`, nothing else hooks the model."""
     settings_of_tokens = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    with pytest.raises(ModelError, match="an adapter of type PROMPT_TUNING, which puts tokens before the prompt"):
+    with pytest.raises(ModelError, match="of type PROMPT_TUNING, which puts tokens before the prompt"):
         made(tmp_path, model=get_peft_model(tiny_model("llama"), settings_of_tokens), objective="ce")
 
 

@@ -162,10 +162,10 @@ def test_an_adapter_that_lengthens_the_prompt_is_refused(tmp_path: Path) -> None
 def test_an_activated_adapter_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", alora_invocation_tokens=[5])  # pyright: ignore[reportArgumentType]
     activated = get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(checkpoint), config)
-    with pytest.raises(ModelError, match="has an activated LoRA"):
+    with pytest.raises(ModelError, match="an adapter of .* is an activated LoRA"):
         load_model(activated, tokenizer=tiny_tokenizer())  # pyright: ignore[reportArgumentType]
     activated.save_pretrained(tmp_path / "activated")
-    with pytest.raises(ModelError, match="is an activated LoRA"):
+    with pytest.raises(ModelError, match="adapter .*activated is an activated LoRA"):
         load_model(checkpoint, adapter=tmp_path / "activated")
 
 
