@@ -158,7 +158,7 @@ def _warn_of_unread(examples: Sequence[Example], read: Sequence[Example], settin
         warnings.warn(
             f"{settings.steps} steps of {settings.batch_size} facts read {count} of {len(examples)} training facts; "
             "the others are neither learned nor asked before",
-            stacklevel=6,
+            stacklevel=7,
         )
 
 
