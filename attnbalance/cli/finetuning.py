@@ -35,6 +35,7 @@ from attnbalance.cli.options import (
     as_names,
     json_mapping,
     noting_reuse,
+    say_best,
     show_progress,
 )
 from attnbalance.errors import DataError
@@ -226,7 +227,6 @@ def finetune(
         about_replay += unusable
     with noting_reuse(out):
         done = run(model, parts, out, settings, progress=progress)
-    loss = done.validation_loss[done.best_step]
     name = f"{done.base}+{out}" if settings.has_adapters else out
     if dropped:
         print(_dropped(chosen, dropped).strip())
@@ -238,9 +238,7 @@ def finetune(
     if about := describe(done.base_completes, parse_objective(objective)):
         print(about)
     unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
-    print(f"Best checkpoint: step {done.best_step}, validation {unit.format(loss)}; it is {out} itself.")
-    if done.base_loss is not None and done.base_loss < loss:
-        print(f"The base itself is better: validation {unit.format(done.base_loss)}; try a lower --lr.")
+    say_best(done, out, unit)
     models = f"base={done.base}", f"finetuned={name}"
     tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
     how = "--facts", str(tested), "--template", template

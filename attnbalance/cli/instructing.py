@@ -26,6 +26,7 @@ from attnbalance.cli.options import (
     WeightsDtype,
     json_mapping,
     noting_reuse,
+    say_best,
     show_progress,
 )
 
@@ -101,10 +102,7 @@ def instruct(
     )
     if done.dropped:
         print(f"Left out: {', '.join(f'{count} ({why})' for why, count in done.dropped.items())}.")
-    loss = done.validation_loss[done.best_step]
-    print(f"Best checkpoint: step {done.best_step}, validation loss {loss:.3f} nats a token; it is {out} itself.")
-    if done.base_loss is not None and done.base_loss < loss:
-        print(f"The base itself is better: validation loss {done.base_loss:.3f}; try a lower --lr.")
+    say_best(done, out)
     adapter = f"{done.base}+" if settings.has_adapters else ""
     models = [f"step-{step}={adapter}{path}" for step, path in done.checkpoints.items()]
     how = ["--conflicts", "...", "--template", "alpaca-context", "--out", "..."]

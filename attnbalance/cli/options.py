@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from attnbalance.data.sources.load_facts import source_names
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import MARKER, as_folder
 from attnbalance.seeds import LARGEST_SEED
+
+if TYPE_CHECKING:
+    from attnbalance.finetuning.runs import Run
 
 Out = Annotated[
     str,
@@ -122,6 +125,14 @@ def show_progress() -> bool:
         logging.disable_progress_bar()
     logging.set_verbosity_error()
     return sys.stderr.isatty()
+
+
+def say_best(run: Run, out: str, unit: str = "loss {:.3f} nats a token") -> None:
+    """Print which checkpoint of a run is best, and whether the base is better still."""
+    loss = run.validation_loss[run.best_step]
+    print(f"Best checkpoint: step {run.best_step}, validation {unit.format(loss)}; it is {out} itself.")
+    if run.base_loss is not None and run.base_loss < loss:
+        print(f"The base itself is better: validation {unit.format(run.base_loss)}; try a lower --lr.")
 
 
 def json_mapping(option: str, text: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_instruct_reads_only_instructions_with_an_input_and_says_when_the_base_i
     assert "Left out: 1 (no output), 6 (no input)." in text
     run = load_run(tmp_path / "run")
     assert run.base_loss is not None
-    assert f"The base itself is better: validation loss {run.base_loss:.3f}; try a lower --lr." in text
+    assert f"The base itself is better: validation loss {run.base_loss:.3f} nats a token; try a lower --lr." in text
 
 
 def test_bad_input_is_refused_with_one_message(llama_folder: Path, tmp_path: Path, rows_file: Path) -> None:
