@@ -15,7 +15,7 @@ from attnbalance.statistics.intervals import Interval, ratio_intervals, seed_int
 from attnbalance.statistics.shares import gain_interval, share_interval
 
 PLAIN, GAP = "plain", ("top", "bottom")
-"""The method that others are compared with, and the two splits whose difference under it is the gap."""
+"""The method that others are compared with, and the two splits whose difference is the gap."""
 
 FitResult = Mapping[str, Any]
 """One fit's `result.json`."""
@@ -84,21 +84,86 @@ class StudyRow:
 
     def as_dict(self) -> dict[str, Any]:
         """The row as JSON."""
+        return _as_dict(self)
 
-        def shown(value: Any) -> Any:
-            if isinstance(value, tuple):
-                return [shown(item) for item in value]
-            return value.as_dict() if isinstance(value, Interval) else value
 
-        return {name: shown(value) for name, value in vars(self).items()}
+@dataclass(frozen=True)
+class SplitContrast:
+    """FT-Top minus FT-Bottom under one method: what it is worth to train on popular facts (Ghosal et al. 2024).
+
+    The fits of each seed are paired by held-out question. Intervals are over seeds. With a single seed, `accuracy` has
+    an interval over facts, clustered by subject, and the others have none.
+
+    world: the world.
+    method: the method, or a control.
+    seeds: number of seeds that have both fits.
+    accuracy: difference of the shares of right answers among all held-out facts.
+    quintiles: the same on each fifth, from the most to the least popular.
+    attention: difference in subject attention, mean over layers; None for controls, which train nothing.
+    """
+
+    world: str
+    method: str
+    seeds: int
+    accuracy: Interval
+    quintiles: tuple[Interval, ...]
+    attention: Interval | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The contrast as JSON."""
+        return _as_dict(self)
+
+
+def _as_dict(row: StudyRow | SplitContrast) -> dict[str, Any]:
+    def shown(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [shown(item) for item in value]
+        return value.as_dict() if isinstance(value, Interval) else value
+
+    return {name: shown(value) for name, value in vars(row).items()}
 
 
 def study_rows(results: Sequence[FitResult]) -> list[StudyRow]:
     """One row for each world, split and method, in the order of the results."""
+    groups = _groups(results)
+    return [_row(fits, groups) for fits in groups.values()]
+
+
+def split_contrasts(results: Sequence[FitResult]) -> list[SplitContrast]:
+    """One contrast for each world and method that has fits on both splits of `GAP`, in the order of the results.
+
+    Controls that give the same answers on both are left out.
+    """
+    groups, contrasts = _groups(results), list[SplitContrast]()
+    for world, method in dict.fromkeys((world, method) for world, _, method in groups):
+        pairs = _paired(*(groups.get((world, split, method), []) for split in GAP))
+        if any(top["subject_attention"] or top["correct"] != bottom["correct"] for top, bottom in pairs):
+            contrasts.append(_contrast(world, method, pairs))
+    return contrasts
+
+
+def _contrast(world: str, method: str, pairs: Sequence[tuple[FitResult, FitResult]]) -> SplitContrast:
+    def difference(name: str, index: int | None = None) -> Interval:
+        values = [[np.mean(fit[name] if index is None else fit[name][index]) for fit in pair] for pair in pairs]
+        return seed_interval([float(top - bottom) for top, bottom in values]).within(-1.0, 1.0)
+
+    fits = [fit for pair in pairs for fit in pair]
+    return SplitContrast(
+        world=world,
+        method=method,
+        seeds=len(pairs),
+        accuracy=_over(pairs, _gain, -1.0),
+        quintiles=tuple(difference("accuracy_by_quintile", fifth) for fifth in _shared_fifths(fits)),
+        attention=None if any(fit["subject_attention"] is None for fit in fits) else difference("subject_attention"),
+    )
+
+
+def _groups(results: Sequence[FitResult]) -> dict[tuple[str, str, str], list[FitResult]]:
+    """The fits by world, split and method."""
     groups: dict[tuple[str, str, str], list[FitResult]] = {}
     for fit in results:
         groups.setdefault((fit["world"], fit["split"], fit["method"]), []).append(fit)
-    return [_row(fits, groups) for fits in groups.values()]
+    return groups
 
 
 def _shared_fifths(fits: Sequence[FitResult]) -> range:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from attnbalance.files.outputs import MARKER, read_json, replacing, write_json, write_text
 from attnbalance.report.figures import save
-from attnbalance.report.wording import percent_interval, percent_share, points
+from attnbalance.report.wording import bounds, markdown, percent_interval, percent_share, points, share
 from attnbalance.statistics.intervals import Interval
 from attnbalance.studies.controls import untrained
 from attnbalance.studies.figures import draw_extraction
-from attnbalance.studies.summary import FitResult, StudyRow, study_rows
+from attnbalance.studies.summary import FitResult, SplitContrast, StudyRow, split_contrasts, study_rows
 
 CAPTION = """Extraction ratio: right answers to held-out questions over right completions of the same facts' statements
 by the base; lucky guesses count, so it may exceed 1. Kept: of the facts that the base completes, the share that is
@@ -24,7 +24,9 @@ relation's most frequent training answer (or, without training facts, the questi
 looks up nothing. Shortcut rate: the share of wrong answers that are the relation's most frequent training answer (of
 the row's own labels, the first of equally frequent ones), where there is one. "(1 of 2 seeds)": in the other, there is
 none to count. A method that replays generated facts may train on held-out questions, with the base's own answers
-(`replayed_heldout` in result.json); one that replays known facts does not. Intervals: 95%, Student's for the mean over
+(`replayed_heldout` in result.json); one that replays known facts does not. FT-Top minus FT-Bottom: what training on
+the popular instead of the obscure half is worth, the fits of each seed paired; accuracy on all held-out facts, and on
+each fifth. Intervals: 95%, Student's for the mean over
 seeds; with one seed over facts, by subject, if possible. A simulation on small models, unless the study names a
 model."""
 
@@ -52,8 +54,9 @@ HEAD = (
 
 def write_tables(results: Sequence[FitResult], out: Path) -> str:
     """Write `study.json`, `table.md`, `study.png` and the answer in attnbalance.json; returns the table."""
-    rows = study_rows(results)
-    write_json(out / "study.json", {"rows": [row.as_dict() for row in rows]})
+    rows, contrasts = study_rows(results), split_contrasts(results)
+    as_json = {"rows": rows, "top_minus_bottom": contrasts}
+    write_json(out / "study.json", {name: [row.as_dict() for row in part] for name, part in as_json.items()})
     panels = {
         world: {
             method: {row.split: row.extraction for row in method_rows}
@@ -63,14 +66,14 @@ def write_tables(results: Sequence[FitResult], out: Path) -> str:
     }
     with replacing(out / "study.png") as path:
         save(draw_extraction(panels), path, format="png", dpi=150)
-    table = table_of(rows)
+    table = table_of(rows, contrasts)
     write_text(out / "table.md", f"{table}\n\n{CAPTION}\n")
     write_json(out / MARKER, read_json(out / MARKER) | {"answer": table})
     return table
 
 
-def table_of(rows: Sequence[StudyRow]) -> str:
-    """The rows as Markdown, a table for each world, and a note where seeds agreed."""
+def table_of(rows: Sequence[StudyRow], contrasts: Sequence[SplitContrast] = ()) -> str:
+    """The rows and contrasts as Markdown, tables for each world, and a note where seeds agreed."""
     parts = []
     for world, world_rows in _by(rows, "world"):
         seeds = max(row.seeds for row in world_rows)
@@ -82,9 +85,27 @@ def table_of(rows: Sequence[StudyRow]) -> str:
         ]
         lines += [f"| {' | '.join(_cells(row))} |" for row in world_rows]
         parts.append("\n".join(lines))
+        if own := [contrast for contrast in contrasts if contrast.world == world]:
+            parts.append(f"**{world}**, FT-Top minus FT-Bottom, points\n\n" + _contrast_table(own))
     if any(map(_agree, rows)):
         parts.append(AGREED)
     return "\n\n".join(parts)
+
+
+def _contrast_table(contrasts: Sequence[SplitContrast]) -> str:
+    most = max(len(contrast.quintiles) for contrast in contrasts)
+    fifths = ["most popular fifth", "second", "third", "fourth", "least popular"][:most]
+    lines = [["method", "seeds", "accuracy", *fifths, "subject attention"]]
+    for contrast in contrasts:
+        by_fifth = [points(interval, unit="") for interval in contrast.quintiles] or [""] * most
+        attention = "" if contrast.attention is None else _signed(contrast.attention)
+        lines.append([contrast.method, str(contrast.seeds), points(contrast.accuracy, unit=""), *by_fifth, attention])
+    return markdown(lines)
+
+
+def _signed(interval: Interval) -> str:
+    """A difference of attention shares with its interval."""
+    return f"{share(interval.mean, '+')} {bounds(interval.low, interval.high, '+')}".strip()
 
 
 def _cells(row: StudyRow) -> list[str]:

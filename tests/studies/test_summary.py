@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attnbalance.studies.summary import study_rows
+from attnbalance.studies.summary import split_contrasts, study_rows
 from tests.fakes import a_fit
 
 
@@ -81,3 +81,47 @@ def test_a_seed_whose_base_completes_none_leaves_the_ratio_unknown() -> None:
     assert math.isnan(row.kept.mean)
     [alone] = study_rows(results[1:])
     assert math.isnan(alone.extraction.mean)
+
+
+def test_top_minus_bottom_is_paired_by_seed() -> None:
+    fifths = {("top", 0): [1.0, 0.8, 0.6, 0.4, 0.2], ("bottom", 0): [0.5, 0.8, 0.7, 0.4, 0.2]}
+    fifths |= {("top", 1): [0.9, 0.8, 0.6, 0.4, 0.2], ("bottom", 1): [0.2, 0.8, 0.5, 0.4, 0.2]}
+    right = {
+        ("top", 0): [1, 1, 1, 0],
+        ("bottom", 0): [1, 0, 0, 0],
+        ("top", 1): [0, 1, 1, 0],
+        ("bottom", 1): [1, 1, 1, 1],
+    }
+    attention = {("top", 0): [0.5, 0.3], ("bottom", 0): [0.1, 0.2], ("top", 1): [0.4, 0.4], ("bottom", 1): [0.3, 0.3]}
+    fits = [
+        a_fit("lr-1", split, seed, right[split, seed], [1] * 4)
+        | {"accuracy_by_quintile": fifths[split, seed], "subject_attention": attention[split, seed]}
+        for split, seed in right
+    ]
+    alone = a_fit("lr-1", "top", 2, [1, 1, 1, 1], [1] * 4)  # its other half is missing
+    control = {"subject_attention": None, "method": "no training: statement"}
+    controls = [a_fit("", split, seed, [1, 0, 0, 1], [1] * 4) | control for split, seed in right]
+    constant = [fit | {"method": "constant answer", "subject_attention": None} for fit in fits]
+    row, other = split_contrasts([*controls, *constant, *fits, alone])[::-1]
+    assert (row.world, row.method, row.seeds) == ("w", "lr-1", 2)
+    assert row.accuracy.mean == pytest.approx((2 / 4 - 2 / 4) / 2)
+    assert [fifth.mean for fifth in row.quintiles] == pytest.approx([(0.5 + 0.7) / 2, 0, (-0.1 + 0.1) / 2, 0, 0])
+    low, high = stats.t.interval(0.95, 1, 0.6, stats.sem([0.5, 0.7]))
+    assert (row.quintiles[0].low, row.quintiles[0].high) == pytest.approx((max(low, -1), min(high, 1)))
+    assert row.attention is not None
+    assert row.attention.mean == pytest.approx((0.25 + 0.1) / 2)
+    assert (other.method, other.attention) == ("constant answer", None)
+    assert other.as_dict()["accuracy"]["mean"] == row.accuracy.mean
+
+
+def test_top_minus_bottom_of_one_seed_has_an_interval_over_facts() -> None:
+    rng = np.random.default_rng(3)
+    top, bottom = rng.integers(0, 2, 200), rng.integers(0, 2, 200)
+    fits = [a_fit("lr-1", split, 0, right.tolist(), [1] * 200) for split, right in (("top", top), ("bottom", bottom))]
+    [contrast] = split_contrasts(fits)
+    assert contrast.accuracy.mean == pytest.approx((top - bottom).mean())
+    # of a mean of independent differences, whose variance is known
+    width = 2 * 1.96 * (top - bottom).std() / 200**0.5
+    assert contrast.accuracy.high - contrast.accuracy.low == pytest.approx(width, rel=0.15)
+    assert contrast.quintiles == ()  # of fewer than five fifths
+    assert split_contrasts(fits[:1]) == []

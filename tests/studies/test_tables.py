@@ -9,7 +9,7 @@ from pathlib import Path
 
 from attnbalance.files.outputs import MARKER, write_json
 from attnbalance.statistics.intervals import Interval, seed_interval
-from attnbalance.studies.summary import StudyRow, study_rows
+from attnbalance.studies.summary import SplitContrast, StudyRow, study_rows
 from attnbalance.studies.tables import AGREED, CAPTION, HEAD, table_of, write_tables
 from tests.fakes import a_fit
 
@@ -114,3 +114,19 @@ def test_the_table_is_written_with_its_numbers_its_figure_and_as_the_folders_ans
     (row,) = json.loads((tmp_path / "study.json").read_text())["rows"]
     assert (row["method"], row["seeds"], row["accuracy"]["mean"]) == ("plain", 2, 0.625)  # of 2/4 and 3/4
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_top_minus_bottom_follows_the_table_of_its_world() -> None:
+    by_fifth = tuple(Interval(value, value - 0.1, value + 0.1, 3) for value in (0.2, 0.1, 0.0, -0.1, -0.2))
+    contrast = SplitContrast(
+        "small", "lr-1", 3, Interval(0.05, 0.0, 0.1, 3), by_fifth, Interval(-0.02, -0.03, -0.01, 3)
+    )
+    control = SplitContrast("small", "constant answer", 1, Interval(0.01, math.nan, math.nan, 1), (), None)
+    text = table_of([FULL, replace(FULL, world="large")], [contrast, control])
+    assert text.count("FT-Top minus FT-Bottom") == 1
+    lines = text.split("**small**, FT-Top minus FT-Bottom, points\n\n")[1].splitlines()
+    fifths = "most popular fifth | second | third | fourth | least popular"
+    assert lines[0] == f"| method | seeds | accuracy | {fifths} | subject attention |"
+    assert lines[2].startswith("| lr-1 | 3 | +5.0 [+0.0, +10.0] | +20.0 [+10.0, +30.0] | +10.0 [+0.0, +20.0] | +0.0 [")
+    assert lines[2].endswith("| -0.020 [-0.030, -0.010] |")
+    assert lines[3] == "| constant answer | 1 | +1.0 (no interval) |  |  |  |  |  |  |"
