@@ -5,6 +5,7 @@ from .comparison.comparison import Measured as Measured
 from .comparison.specs import MeasureSettings as MeasureSettings
 from .comparison.specs import ModelSpec as ModelSpec
 from .context.compare_context import compare_context as compare_context
+from .context.critical import context_critical as context_critical
 from .data.batches import PromptBatch as PromptBatch
 from .data.conflicts import Conflict as Conflict
 from .data.facts import Fact as Fact
@@ -87,6 +88,7 @@ from .readings.direct_attribution import (
 from .readings.drift import read_drift as read_drift
 from .readings.knowledge import Knowledge as Knowledge
 from .readings.knowledge import knowledge as knowledge
+from .readings.output_loss import read_output_loss as read_output_loss
 from .readings.reading import Reading as Reading
 from .readings.reading import difference as difference
 from .readings.recall import Recall as Recall

@@ -10,7 +10,7 @@ import typer
 
 from attnbalance.cli.exits import Commands, show_warning
 from attnbalance.cli.finetuning import finetune, scale_adapter
-from attnbalance.cli.instructing import instruct
+from attnbalance.cli.instructing import context_critical, instruct
 from attnbalance.cli.measuring import context, curve, explain, knowledge, salience
 from attnbalance.cli.running import demo, reproduce, study
 from attnbalance.data.sources.load_facts import source_names
@@ -45,6 +45,7 @@ app.callback()(options)
 for command in (
     demo,
     finetune,
+    context_critical,
     instruct,
     scale_adapter,
     study,

@@ -1,4 +1,4 @@
-"""`attnbalance instruct`."""
+"""`attnbalance instruct` and `attnbalance context-critical`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import typer
 from attnbalance.cli.options import (
     Accumulate,
     CheckpointEvery,
+    Device,
+    Dtype,
     GradientRank,
     LearningRate,
     LoraAlpha,
@@ -24,27 +26,69 @@ from attnbalance.cli.options import (
     Train,
     WeightDecay,
     WeightsDtype,
+    command_line,
     json_mapping,
     noting_reuse,
     say_best,
     show_progress,
 )
 
+Data = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE",
+        help="A .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns instruction, output and, "
+        "optionally, input (Alpaca's).",
+    ),
+]
+
+
+def context_critical(
+    model: Model,
+    data: Data,
+    out: Out,
+    share: Annotated[float, typer.Option(help="The share of instructions to keep, > 0 and < 1.")] = 0.75,
+    batch_size: Annotated[int, typer.Option(min=1, help="Instructions in a forward pass.")] = 8,
+    dtype: Dtype = None,
+    device: Device = None,
+) -> None:
+    """Keep the instructions whose output a model foresees least without their input.
+
+    Writes instructions.json, for `attnbalance instruct --data`, and losses.jsonl. A killed run resumes.
+    """
+    from attnbalance.context.critical import context_critical as run
+    from attnbalance.data.sources.instructions import load_instructions
+
+    progress = show_progress()
+    with noting_reuse(out):
+        answer = run(
+            model,
+            load_instructions(data),
+            out,
+            share=share,
+            batch_size=batch_size,
+            dtype=dtype,
+            device=device,
+            command=command_line(),
+            progress=progress,
+        )
+    following = ["attnbalance", "instruct", model, "--data", str(Path(out) / "instructions.json"), "--out", "..."]
+    print(f"{answer}\nNext: {shlex.join(following)}")
+
 
 def instruct(
     model: Model,
-    data: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="A .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns instruction, output and, "
-            "optionally, input (Alpaca's).",
-        ),
-    ],
+    data: Data,
     out: Out,
     with_input: Annotated[
         bool, typer.Option("--with-input", help="Train only on instructions that have an input.")
     ] = False,
+    not_naming: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Leave out instructions that name one of the names in this text file, one a line."
+        ),
+    ] = None,
     steps: Steps = 200,
     learning_rate: LearningRate = 1e-5,
     batch_size: StepBatch = 16,
@@ -68,7 +112,7 @@ def instruct(
     The folder --out is itself a model (or adapter): the checkpoint with the lowest loss on a validation part. It also
     holds all checkpoints.
     """
-    from attnbalance.data.sources.instructions import load_instructions
+    from attnbalance.data.sources.instructions import load_instructions, load_names
     from attnbalance.finetuning.instruct import instruct as run
     from attnbalance.finetuning.settings import FinetuneSettings
 
@@ -91,6 +135,7 @@ def instruct(
     progress = show_progress()
     rows = load_instructions(data)
     rows = rows.with_input() if with_input else rows
+    rows = rows if not_naming is None else rows.not_naming(load_names(not_naming))
     with noting_reuse(out):
         done = run(model, rows, out, settings, validation=validation, progress=progress)
     print(f"{done.trained}.")

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from transformers import PreTrainedTokenizerBase
+
 from attnbalance.data.facts import check_text
 from attnbalance.data.prompts import TEMPLATES
 from attnbalance.errors import DataError
+
+TokenPair = tuple[tuple[int, ...], tuple[int, ...]]
+"""The tokens of a prompt and of what follows it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,53 @@ class InstructionSet:
         """Those whose task is about an input, such as a text to answer from; the others are counted as dropped."""
         rows = tuple(row for row in self.rows if row.input)
         return self.without({"no input": len(self.rows) - len(rows)}, rows)
+
+    def not_naming(self, names: Sequence[str]) -> InstructionSet:
+        """Those in which no text names one of `names`, as whole words, ignoring case; the others count as dropped.
+
+        So rows can be left out that give away answers on which a model is tested (Goyal et al. 2024, section 3.1, leave
+        out names of countries and capitals). Raises `DataError` for no names and for an empty one.
+        """
+        if not names or not all(name.strip() for name in names):
+            raise DataError(f"expected one or more names, none of them empty, got {list(names)!r:.80}")
+        spelled = "|".join(re.escape(name.strip()) for name in names)
+        named = re.compile(rf"(?<!\w)(?:{spelled})(?!\w)", re.IGNORECASE)
+        rows = [row for row in self.rows if not any(map(named.search, (row.instruction, row.input, row.output)))]
+        return self.without({"names one of the given": len(self.rows) - len(rows)}, rows)
+
+    def bare(self) -> InstructionSet:
+        """The same instructions and outputs without their inputs."""
+        return replace(self, rows=tuple(replace(row, input="") for row in self.rows))
+
+    def usable(self, tokenizer: PreTrainedTokenizerBase, max_positions: int | None) -> InstructionSet:
+        """Those that a model with this tokenizer can read (see `encodings`); the others count as dropped, by reason."""
+        return self.readable(self.encodings(tokenizer, max_positions))
+
+    def encodings(self, tokenizer: PreTrainedTokenizerBase, max_positions: int | None) -> list[TokenPair | str]:
+        """The tokens of each row's prompt and of its output with an end of the sequence, or why there are none.
+
+        The tokenizer may merge the end of a prompt with its output; or a row may have more than `max_positions` tokens
+        (None: no limit). A tokenizer without an end-of-sequence token adds none.
+        """
+        from attnbalance.data.tokens import encode_continued
+
+        end = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
+        texts = [row.prompt for row in self.rows], [row.output for row in self.rows]
+        encodings = list[TokenPair | str]()
+        for encoded in encode_continued(*texts, tokenizer):
+            if encoded is None:
+                encodings.append("the tokenizer merges prompt and output")
+                continue
+            prompt, output = encoded
+            ended = output if [output[-1]] == end else (*output, *end)
+            fits = max_positions is None or len(prompt) + len(ended) <= max_positions
+            encodings.append((prompt, ended) if fits else f"more than {max_positions} tokens")
+        return encodings
+
+    def readable(self, encodings: Sequence[TokenPair | str]) -> InstructionSet:
+        """The rows for which `encodings` has tokens; the others count as dropped, by reason."""
+        rows = [row for row, encoded in zip(self.rows, encodings, strict=True) if not isinstance(encoded, str)]
+        return self.without(Counter(reason for reason in encodings if isinstance(reason, str)), rows)
 
     def without(self, dropped: Mapping[str, int], rows: Sequence[Instruction]) -> InstructionSet:
         """The rows that are left where others are dropped, counted by reason."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
 from attnbalance.data.instructions import Instruction, InstructionSet
-from attnbalance.data.tokens import encode_continued
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import as_folder
 from attnbalance.finetuning.curriculum import order
@@ -117,21 +115,12 @@ def _usable(
     instructions: InstructionSet, tokenizer: PreTrainedTokenizerBase, max_positions: int | None
 ) -> tuple[InstructionSet, list[Example]]:
     """The instructions that the model can be trained on, and their examples, in order."""
-    end = [tokenizer.eos_token_id] if isinstance(tokenizer.eos_token_id, int) else []
-    rows, examples, dropped = list[Instruction](), list[Example](), Counter[str]()
-    texts = [row.prompt for row in instructions.rows], [row.output for row in instructions.rows]
-    for row, encoded in zip(instructions.rows, encode_continued(*texts, tokenizer), strict=True):
-        if encoded is None:
-            dropped["the tokenizer merges prompt and output"] += 1
-            continue
-        prompt, output = encoded
-        labels = output if [output[-1]] == end else (*output, *end)
-        if max_positions is not None and len(prompt) + len(labels) > max_positions:
-            dropped[f"more than {max_positions} tokens"] += 1
-            continue
-        rows.append(row)
-        examples.append(Example((*prompt, *labels), (*[IGNORED] * len(prompt), *labels)))
-    return instructions.without(dropped, rows), examples
+    encodings = instructions.encodings(tokenizer, max_positions)
+    examples = [
+        Example((*prompt, *output), (*[IGNORED] * len(prompt), *output))
+        for prompt, output in (encoded for encoded in encodings if not isinstance(encoded, str))
+    ]
+    return instructions.readable(encodings), examples
 
 
 def _split(rows: Sequence[Instruction], validation: int) -> tuple[list[int], list[int], int]:

@@ -76,3 +76,33 @@ def test_bad_input_is_refused_with_one_message(llama_folder: Path, tmp_path: Pat
     for (data, *options), said in cases:
         code, text = run_command("instruct", llama_folder, "--data", data, *options, "--out", tmp_path / "run")
         assert (code, said in text, "Traceback" in text) == (2, True, False), text
+
+
+def test_the_instructions_that_need_their_input_are_data_for_instruct(
+    llama_folder: Path, tmp_path: Path, rows_file: Path
+) -> None:
+    asked = ("context-critical", llama_folder, "--data", rows_file, "--out", tmp_path / "critical")
+    code, text = run_command(*asked)
+    assert code == 0, text
+    assert "Of 6 instructions with an input" in text
+    assert "Kept: 5, with " in text
+    command = shlex.split(next(line for line in text.splitlines() if line.startswith("Next: ")))[1:]
+    names = tmp_path / "names.txt"
+    names.write_text("\nRozi\n", encoding="utf-8")
+    run = tmp_path / "run"
+    options = ("--not-naming", names, "--steps", 1, "--batch-size", 1, "--validation", 1)
+    code, text = run_command(*command[1:-1], run, *options)
+    assert code == 0, text
+    kept = json.loads((tmp_path / "critical" / "instructions.json").read_text())
+    named = sum("Rozi" in f"{row['instruction']} {row['input']} {row['output']}" for row in kept)
+    assert named > 0
+    assert f"Left out: {named} (names one of the given)." in text
+    assert load_run(run).instructions["train"] == len(kept) - named - 1
+    code, text = run_command(*asked[:-1], tmp_path / "other", "--share", 1)
+    assert (code, "share must be > 0 and < 1, got 1.0" in text) == (2, True)
+    for content, message in ((b"\n", "holds no names; write one a line"), (b"\xff\xfe", "is not UTF-8 text")):
+        names.write_bytes(content)
+        code, text = run_command(*command[1:-1], tmp_path / "other", *options)
+        assert (code, message in text) == (2, True), text
+    code, text = run_command(*command[1:-1], tmp_path / "other", "--not-naming", tmp_path / "none.txt")
+    assert (code, "cannot read" in text) == (2, True)

@@ -38,3 +38,21 @@ def test_rows_without_input_are_counted_once_and_only_if_there_are_any() -> None
     kept = both.with_input()
     assert (kept.rows, kept.dropped) == (both.rows[1:], {"no output": 2, "no input": 1})
     assert kept.with_input() == kept
+
+
+def test_rows_that_name_one_of_some_names_are_left_out() -> None:
+    texts = ("Rome", "rome!", "Romeo", "in New York,", "New Yorker", "U.S. law", "(u.s.)", "US")
+    rows = [Instruction("Say it.", text) for text in texts]
+    rows += [Instruction("Go to Rome.", "I go."), Instruction("Go.", "I go.", "Rome is far.")]
+    left = InstructionSet(tuple(rows)).not_naming([" Rome ", "New York", "U.S."])
+    assert [row.output for row in left.rows] == ["Romeo", "New Yorker", "US"]
+    assert left.dropped == {"names one of the given": 7}
+    for names in ([], ["Rome", " "]):
+        with pytest.raises(DataError, match="one or more names, none of them empty"):
+            left.not_naming(names)
+
+
+def test_bare_rows_ask_the_same_without_their_input() -> None:
+    rows = InstructionSet((Instruction("a", "b", "c"), Instruction("d", "e")), dropped={"no output": 1})
+    assert rows.bare().rows == (Instruction("a", "b"), Instruction("d", "e"))
+    assert rows.bare().dropped == rows.dropped

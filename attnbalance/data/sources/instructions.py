@@ -38,3 +38,20 @@ def load_instructions(path: str | Path) -> InstructionSet:
     if not instructions:
         raise DataError(f"{path} holds no instruction with an output")
     return InstructionSet(tuple(instructions), str(path), dict(dropped))
+
+
+def load_names(path: str | Path) -> list[str]:
+    """Names from a UTF-8 text file, one a line, for `InstructionSet.not_naming`; empty lines are skipped.
+
+    Raises `DataError` for a file that cannot be read and for one without names.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error}; save it as UTF-8") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    names = [line.strip() for line in lines if line.strip()]
+    if not names:
+        raise DataError(f"{path} holds no names; write one a line")
+    return names
