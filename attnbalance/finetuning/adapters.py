@@ -110,7 +110,7 @@ def peft_config(fields: Mapping[str, Any]) -> PeftConfig:
             f"init_lora_weights={fields['init_lora_weights']!r} is computed from data, or changes the base's weights; "
             "use True, 'gaussian' or 'orthogonal'"
         )
-    if own := [name for name in OWN_TRAINING if fields.get(name)]:
+    if own := [name for name in OWN_TRAINING if fields.get(name) not in (None, False)]:
         raise DataError(f"finetune cannot do what {own[0]!r} asks for: a loss, or a way of saving, of its own")
     try:
         config = types[kind](task_type="CAUSAL_LM", **{name: fields[name] for name in fields if name != "peft_type"})

@@ -167,8 +167,8 @@ class ObjectiveMixin(_Base):
                 f"training data hold examples, and evaluation data {describe_items(data)}; make examples "
                 "of them too, with make_examples or as_examples"
             )
-        if data is not None and self._hooked is not None:
-            check_lengths(self._hooked, as_list(data))
+        if data is not None:
+            check_lengths(self._hooked, self.model, as_list(data))  # pyright: ignore[reportArgumentType]
         if data is None or self._targets is None:
             return data
         size, seed = self.args.per_device_eval_batch_size, self.args.seed

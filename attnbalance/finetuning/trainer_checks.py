@@ -174,7 +174,7 @@ def hooked_for(trainer: Trainer, objective: Objective, examples: Sequence[Exampl
             f"{hooked.name} is read through eager attention, which gives rows after dropout in training; objective "
             f"{objective.text!r} needs them before: set {' and '.join(dropped)} to 0"
         )
-    check_lengths(hooked, examples)
+    check_lengths(hooked, model, examples)
     return hooked
 
 
@@ -187,12 +187,21 @@ def crosses_threshold(model: Module, examples: Sequence[Example]) -> bool:
     return any(longest >= threshold for lengths in length_thresholds(base_of(model).config) for threshold in lengths)
 
 
-def check_lengths(hooked: HookedModel, examples: Sequence[Example]) -> None:
+def check_lengths(hooked: HookedModel | None, model: Module, examples: Sequence[Example]) -> None:
     """Raise `DataError` for examples so long that the model reads them otherwise in a batch of shorter ones.
 
-    Trainers mix lengths (see `HookedModel.alike_from`).
+    Trainers mix lengths (see `HookedModel.alike_from`). A model that was not hooked, since all examples that a trainer
+    was made with are short, is not hooked later: examples beyond a threshold of its configuration are then refused.
     """
     longest = max(len(example.ids) for example in examples)
+    if hooked is None:
+        if crosses_threshold(model, examples):
+            raise DataError(
+                f"the configuration of {type(base_of(model)).__name__} names a length from which it may read texts "
+                f"otherwise, and the longest of these examples, with {longest} tokens, reaches it, as no other did; "
+                "pass all data as `eval_dataset` when you make the trainer, which then checks how the model reads it"
+            )
+        return
     if hooked.alike_from is not None and longest >= hooked.alike_from:
         raise DataError(
             f"{hooked.name} reads texts of {hooked.alike_from} tokens or more otherwise beside shorter ones, and the "

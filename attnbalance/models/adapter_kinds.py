@@ -8,6 +8,7 @@ from typing import Any
 UNREADABLE: Mapping[str, str] = {
     "POLY": "mixes its adapters by a task that each call must name",
     "SHADOW": "runs a second model beside the base",
+    "XLORA": "mixes its adapters by the input, in a second pass",
 }
 """Types of adapters that are more than a change of weights, and why."""
 

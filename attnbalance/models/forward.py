@@ -93,7 +93,7 @@ def attention_maps(output: object) -> tuple[tuple[Tensor, ...], Tensor]:
         raise NoRowsError("returns no attention, so there is nothing to read (a state-space model?)")
     if any(missing):
         raise NoRowsError("returns no attention in some of its layers, and so cannot be read")
-    return attentions, output.logits  # pyright: ignore[reportAttributeAccessIssue]
+    return tuple(attentions), output.logits  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class NoRowsError(ModelError):

@@ -20,6 +20,9 @@ from attnbalance.models.interventions import Edit, HeadEdit, edited
 from attnbalance.models.shared_prefixes import read_on, with_prefixes
 from attnbalance.models.thoughts import warn_of_thoughts
 
+UNPADDED = ("git", "reformer")
+"""Families that, in transformers' own generation, answer a padded prompt otherwise than the prompt alone."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -101,7 +104,8 @@ def generate(
         together = [(None, list(range(len(encodings))))]  # an edit changes what the cache would hold
         for prefix, group in with_prefixes(model, sequences) if edit is None else together:
             asked, own = [encodings[i] for i in group], [budgets[i] for i in group]
-            for indices, batch in model.batches(asked, batch_size, budgets=own, alike=prefix is not None):
+            alike = prefix is not None or base_of(model.model).config.model_type in UNPADDED
+            for indices, batch in model.batches(asked, batch_size, budgets=own, alike=alike):
                 settings.max_new_tokens = max(own[j] for j in indices)
                 for j, new in zip(indices, _continuations(model, batch, settings, edit, prefix), strict=True):
                     answers[group[j]] = _text(model, new[: own[j]], first_line)  # others of the batch may have more

@@ -17,16 +17,16 @@ from attnbalance.models.hooked import HookedModel
 def merged(model: HookedModel) -> Module:
     """A copy of the transformers model as it computes now; the user's object stays as it is.
 
-    Adapters (peft's, or those that transformers itself holds) are merged in float32, and left out if they are
-    switched off. Raises `ModelError` for an adapter that peft cannot merge (such as LoRA biases on layers without), or
-    that would change another module too (tied embeddings).
+    Adapters (peft's, or those that transformers itself holds) are merged in float32, and left out in layers in which
+    they are switched off. Raises `ModelError` for an adapter that peft cannot merge (such as LoRA biases on layers
+    without), or that would change another module too (tied embeddings).
     """
     _check_tied(model)
     try:
         twin: Any = copy.deepcopy(model.model)
         if not hasattr(twin, "merge_and_unload"):
             return _without_own_adapters(twin)
-        if not twin.get_model_status().enabled:
+        if _settled(twin):
             return twin.unload()
         return twin.float().merge_and_unload()  # in 16 bits most of a small adapter would be rounded away
     except Exception as error:
@@ -34,6 +34,36 @@ def merged(model: HookedModel) -> Module:
             f"the adapter of {model.name} cannot be merged into its base, so its weights cannot be taken apart: "
             f"{type(error).__name__}: {str(error)[:200]}"
         ) from error
+
+
+def _settled(twin: Any) -> bool:
+    """Take out of a peft model what its forward pass does not use; whether no adapter is left to be merged.
+
+    peft merges the adapters of all layers or of none, and puts trained copies of whole modules in either way.
+    """
+    from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import ModulesToSaveWrapper
+
+    done, left = list[str](), False
+    for name, module in list(twin.named_modules()):
+        if any(name.startswith(f"{outer}.") for outer in done):
+            continue
+        if isinstance(module, ModulesToSaveWrapper) and module.disable_adapters:
+            twin.set_submodule(name, module.original_module)
+        elif isinstance(module, BaseTunerLayer) and module.disable_adapters:
+            if isinstance(module, TrainableTokensLayer):
+                continue  # inside a wrapper, which peft takes off
+            if module.merged:
+                module.unmerge()  # pyright: ignore[reportCallIssue]
+            twin.set_submodule(name, module.get_base_layer())
+        elif isinstance(module, BaseTunerLayer) and module.merged:  # active ones beside those merged are not applied
+            twin.set_submodule(name, module.get_base_layer())
+        else:
+            left = left or isinstance(module, BaseTunerLayer | ModulesToSaveWrapper)
+            continue
+        done.append(name)
+    return not left
 
 
 def merged_base(model: HookedModel) -> PreTrainedModel:

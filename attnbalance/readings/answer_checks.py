@@ -22,13 +22,13 @@ def check_tokens(answer_tokens: AnswerTokens, model: Module, name: str) -> None:
 def check_answers_alike(answer_tokens: AnswerTokens, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise `DataError` for a model whose tokenizer would compare answers at other tokens.
 
-    It must give these prompts and answers the ids that they have; in other texts it may differ. An answer that is the
-    beginning of another is compared at the end of sequence, which must be the same token.
+    It must give all prompts and answers that are compared the ids that they have; in other texts it may differ. An
+    answer that is the beginning of another is compared at the end of sequence, which must be the same token.
     """
     own = answer_tokens.tokenizer
     if is_same(own, tokenizer):
         return
-    _check_same_ids(*(PromptSet.of(answer_tokens.prompts, each) for each in (own, tokenizer)))
+    _check_same_ids(answer_tokens.compared, PromptSet.of(tuple(answer_tokens.compared), tokenizer))
     ends = (own.eos_token_id, tokenizer.eos_token_id)
     compared = {token for tokens in answer_tokens.candidates.values() for token in tokens}
     if ends[0] != ends[1] and any(end in compared for end in ends):

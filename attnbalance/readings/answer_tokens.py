@@ -40,6 +40,7 @@ class AnswerTokens:
         ambiguous: Number of prompts for which a wrong answer is not among the others, because its token is also that of
             the answer, or of another right one: the first answer of facts that all share an accepted one with this.
         tokenizer: What all of these are tokens of.
+        compared: All prompts whose answers are candidates; those of parts (see `at`) are among them.
         weights: For each prompt, the weights of the wrong answers in their mean. None: equal weights, which give the
             logit difference; probabilities give the margin.
     """
@@ -50,6 +51,7 @@ class AnswerTokens:
     others: tuple[tuple[int, ...], ...]
     ambiguous: int
     tokenizer: PreTrainedTokenizerBase
+    compared: PromptSet
     weights: tuple[tuple[float, ...], ...] | None = None
 
     def __len__(self) -> int:
@@ -145,7 +147,7 @@ def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizer
             len(prompts),
             "add facts of the relation with other answers, or drop and count these (`skip_bad=True`)",
         )
-    return AnswerTokens(tuple(encodings), candidates, tuple(answer), tuple(others), ambiguous, tokenizer)
+    return AnswerTokens(tuple(encodings), candidates, tuple(answer), tuple(others), ambiguous, tokenizer, prompts)
 
 
 def weigh_by_probability(

@@ -78,6 +78,8 @@ def test_a_killed_run_of_other_adapters_resumes_bit_for_bit(llama, tmp_path, kil
         ({"peft_type": "LORA", "init_lora_weights": "corda"}, r"init_lora_weights='corda' is computed from data"),
         ({"peft_type": "LORA", "init_lora_weights": "pissa_niter_4"}, r"or changes the base's weights"),
         ({"peft_type": "LORA", "kasa_config": {"beta": 1.0}}, r"cannot do what 'kasa_config' asks for"),
+        ({"peft_type": "LORA", "kasa_config": {}}, r"cannot do what 'kasa_config' asks for"),  # with peft's defaults
+        ({"peft_type": "LORA", "monteclora_config": {}}, r"cannot do what 'monteclora_config' asks for"),
         ({"peft_type": "LORA", "layer_replication": [[0, 1]]}, r"leave 'layer_replication' out"),
         ({"peft_type": "OFT", "block": 8}, r"peft refuses .*block"),
     ],

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from peft import AdaLoraConfig, LoraConfig, PromptTuningConfig, get_peft_model
+from peft import AdaLoraConfig, KasaConfig, LoraConfig, PromptTuningConfig, get_peft_model
 from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
 from transformers import Trainer, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -343,6 +343,12 @@ def test_adapters_that_change_the_base_are_refused_where_it_is_compared_with(tmp
         made(tmp_path, model=adapted(init_lora_weights=start), objective=objective)
 
 
+@pytest.mark.parametrize("objective", ["kl(question)", "state-anchor(question)", "ce + weight-anchor"])
+def test_adapters_that_cut_the_bases_weights_are_refused_where_it_is_compared_with(tmp_path, objective):
+    with pytest.raises(ModelError, match="kasa_config cuts small singular values off its weights"):
+        made(tmp_path, model=adapted(kasa_config=KasaConfig()), objective=objective)
+
+
 @pytest.mark.parametrize("start", [True, "gaussian", "orthogonal", "mica"])
 def test_other_starts_leave_the_base_as_it_is(tmp_path, start):
     model, examples = adapted(init_lora_weights=start), some_examples(4)
@@ -380,11 +386,11 @@ def test_examples_that_a_model_reads_otherwise_beside_shorter_ones_are_refused(t
     assert short
     assert longest >= 24
 
-    def trainer(data):
+    def trainer(data, objective="floor"):
         model = transformers.AutoModelForCausalLM.from_config(config)
         args = settings(tmp_path)
         return ObjectiveTrainer(
-            model=model, args=args, train_dataset=data, processing_class=TOKENIZER, objective="floor"
+            model=model, args=args, train_dataset=data, processing_class=TOKENIZER, objective=objective
         )
 
     trained = trainer(short)
@@ -393,6 +399,11 @@ def test_examples_that_a_model_reads_otherwise_beside_shorter_ones_are_refused(t
             use(examples)
     with pytest.raises(DataError, match=rf"texts of 24 tokens or more otherwise .* the longest example has {longest};"):
         trainer(examples)
+    plain = trainer(short, "ce")  # nothing of it is read, so the model is not hooked
+    for use in (plain.evaluate, plain.predict):
+        use(short)
+        with pytest.raises(DataError, match=f"with {longest} tokens, reaches it, as no other did; pass all data as"):
+            use(examples)
 
 
 def test_examples_are_refused_with_adapters_that_put_tokens_before_the_prompt(tmp_path):

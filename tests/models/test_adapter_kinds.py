@@ -40,3 +40,5 @@ def test_adapters_that_change_weights_can_be_read() -> None:
     for config in (peft.LoraConfig(**TARGETS), peft.OFTConfig(**TARGETS), peft.IA3Config(**TARGETS)):
         assert unreadable(config) is None
     assert str(unreadable(peft.ShadowConfig())).startswith("is of type SHADOW, which runs a second model")
+    mixed = peft.XLoraConfig(task_type="CAUSAL_LM", hidden_size=8, adapters={"0": "a"})
+    assert str(unreadable(mixed)).startswith("is of type XLORA, which mixes its adapters by the input")

@@ -13,6 +13,7 @@ from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import encode
 from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.generate import generate
+from attnbalance.models.hooked import hook
 
 WARNING = pytest.mark.filterwarnings("ignore:.*is outside")
 
@@ -163,3 +164,17 @@ def test_a_token_that_also_ends_the_line_keeps_its_letters() -> None:
     assert any(".\n" in answer for answer in whole)
     assert lines == [answer.partition("\n")[0] for answer in whole]
     assert any(line.endswith(".") for line in lines)
+
+
+def test_families_that_answer_padded_prompts_otherwise_are_asked_without_padding() -> None:
+    config = transformers.ReformerConfig(
+        vocab_size=VOCABULARY, hidden_size=32, attention_head_size=16, num_attention_heads=2, feed_forward_size=64,
+        attn_layers=["local", "local"], is_decoder=True, axial_pos_embds=False, max_position_embeddings=128,
+        local_attn_chunk_length=64, initializer_range=0.3, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = hook(transformers.ReformerModelWithLMHead(config).eval(), tiny_tokenizer(), "reformer")
+    prompts = tiny_prompts()
+    alone = [generate(model, [prompt], max_new_tokens=6, batch_size=1)[0] for prompt in prompts]
+    assert generate(model, prompts, max_new_tokens=6, batch_size=8) == alone
+    assert len(set(alone)) > 1

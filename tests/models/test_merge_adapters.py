@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, TrainableTokensConfig, get_peft_model
+from peft import LoraConfig, PeftModel, TrainableTokensConfig, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from tiny import VOCABULARY, tiny_model, tiny_tokenizer
 from uneven import uneven
@@ -15,6 +15,7 @@ from attnbalance import load_model, transplant_weights
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import hook
+from attnbalance.models.merge_adapters import merged
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is outside")
 
@@ -110,3 +111,54 @@ def test_adapters_of_single_tokens_are_merged_into_tied_embeddings() -> None:
         expected = model(IDS).logits[:, -1:]
     found, _ = bridge_of(hook(model, tiny_tokenizer(), "tokens")).run(IDS, torch.ones_like(IDS), {})
     torch.testing.assert_close(found, expected, atol=5e-5, rtol=1e-5)
+
+
+def adapted(**options) -> PeftModel:
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False, **options)
+    return get_peft_model(tiny_model("llama"), config)
+
+
+def assert_merged_as_it_computes(model: PeftModel) -> None:
+    hooked = hook(model.eval(), tiny_tokenizer(), "adapted")
+    names = [name for name, _ in model.named_modules()]
+    with torch.no_grad():
+        expected = model(IDS).logits
+        merged_logits = merged(hooked)(IDS).logits
+    torch.testing.assert_close(merged_logits, expected, atol=5e-5, rtol=1e-5)  # merging rounds the sums of two matrices
+    assert [name for name, _ in model.named_modules()] == names
+
+
+@pytest.mark.parametrize("saved", ["lm_head", "embed_tokens", "norm"])
+@pytest.mark.parametrize("on", [False, True])
+def test_trained_copies_of_whole_modules_count_only_while_adapters_are_on(saved: str, on: bool) -> None:
+    model = adapted(modules_to_save=[saved])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "modules_to_save" in name:
+                parameter.add_(torch.randn(parameter.shape))
+        assert (model(IDS).logits - tiny_model("llama")(IDS).logits).abs().max() > 0.1
+    if not on:
+        model.base_model.disable_adapter_layers()
+    assert_merged_as_it_computes(model)
+
+
+def test_adapters_that_are_off_in_some_layers_are_left_out_there() -> None:
+    model = adapted()
+    for module in model.base_model.model.model.layers[0].modules():
+        if isinstance(module, BaseTunerLayer):
+            module.enable_adapters(False)
+    assert model.get_model_status().enabled == "irregular"
+    assert_merged_as_it_computes(model)
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_of_several_adapters_those_merged_before_are_all_that_count(off: bool) -> None:
+    model = adapted()
+    torch.manual_seed(1)
+    model.add_adapter("second", LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False))
+    model.base_model.set_adapter(["default", "second"])
+    model.merge_adapter(["default"])
+    if off:
+        model.base_model.disable_adapter_layers()
+    assert_merged_as_it_computes(model)

@@ -63,6 +63,18 @@ def test_answers_that_end_where_others_go_on_need_one_end_of_sequence() -> None:
                 check_answers_alike(made, other)
 
 
+def test_rivals_whose_prompts_were_left_out_are_still_compared() -> None:
+    other = tiny_tokenizer()
+    other.add_tokens([" mathematician"])
+    facts = [Fact("Ada", "r", ("mathematician",)), Fact("Rust", "r", ("language",)), Fact("Go", "r", ("town",))]
+    made = make_answer_tokens(make_prompts(facts), tiny_tokenizer())
+    for indices in ([0, 1, 2], [1, 2], [1]):
+        part = made.at(indices)
+        check_answers_alike(part, tiny_tokenizer())
+        with pytest.raises(DataError, match="different tokenizers.*mathematician"):
+            check_answers_alike(part, other)
+
+
 @pytest.mark.parametrize("read", READERS)
 def test_a_model_is_not_read_at_tokens_of_another_tokenizer(read) -> None:
     model = bridge_of(hook(tiny_model("llama"), tiny_tokenizer("bos"), "tiny"))

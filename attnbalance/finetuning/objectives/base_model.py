@@ -58,6 +58,11 @@ def check_start(model: object, text: str) -> None:
                 "weights, so that the model with the adapter off is another; use True, 'gaussian', 'eva', 'mica' or "
                 "'orthogonal'"
             )
+        if getattr(config, "kasa_config", None) is not None:
+            raise ModelError(
+                f"objective {text!r} compares with the base model, but kasa_config cuts small singular values off its "
+                "weights, so that the model with the adapter off is another; leave kasa_config out"
+            )
 
 
 def prompts_of(examples: Sequence[Example]) -> list[Prompt]:
