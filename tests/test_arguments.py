@@ -147,7 +147,7 @@ def test_no_public_function_fails_inside_on_nothing_on_a_text_or_on_a_number_tha
 
 OSLO, FEW = FactSet((Fact("Oslo", "country", ("Norway",)),)), tuple("abcdefgh")
 READ = Reading("height", "m", torch.zeros(8, 1, 1), (0,), FEW, FEW)
-ANSWERED = Recall(FEW, FEW, (None,) * 8, FEW, {"whole-words": (True,) * 8}, (False,) * 8)
+ANSWERED = Recall(FEW, FEW, (None,) * 8, FEW, {"whole-words": (True,) * 8}, (1.0,) * 8, (False,) * 8)
 
 
 @pytest.mark.parametrize(

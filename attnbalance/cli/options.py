@@ -42,7 +42,8 @@ Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Decides everyt
 Scoring = Annotated[
     str,
     typer.Option(
-        metavar="whole-words|containment", help="What makes an answer right; recall.json holds both accuracies."
+        metavar="whole-words|containment|exact-match",
+        help="What makes an answer right; recall.json holds all accuracies, and F1.",
     ),
 ]
 SkipBad = Annotated[

@@ -31,8 +31,8 @@ def recall_json(comparison: Comparison) -> list[dict[str, Any]]:
     `by_popularity` holds one entry for each fifth of the prompts with known popularity, most popular first (quintile
     0), and `top_percentiles` the accuracy on the x% most popular ones; `tied` counts the prompts of a fifth whose
     popularity occurs in another fifth too. `scoring` is what counts as right, and `by_scoring` gives the accuracy by
-    each of `SCORINGS`. `shortcut_rate` is over `shortcut_n` wrong answers: those about relations whose most frequent
-    training answer is known. Accuracies and rates lie in [0, 1].
+    each of `SCORINGS`. `f1` is the mean of SQuAD's F1. `shortcut_rate` is over `shortcut_n` wrong answers: those about
+    relations whose most frequent training answer is known. Accuracies and rates lie in [0, 1].
     """
     return [
         {"label": measured.label} | _recall(measured.recall)
@@ -50,6 +50,7 @@ def _recall(recall: Recall) -> dict[str, Any]:
     return _accuracy(recall.accuracy()) | {
         "scoring": recall.scoring,
         "by_scoring": {scoring: _accuracy(recall.by(scoring).accuracy()) for scoring in SCORINGS},
+        "f1": recall.mean_f1().as_dict(),
         "shortcut_rate": None if rate is None else rate.mean,
         "shortcut_low": None if rate is None else finite(rate.low),
         "shortcut_high": None if rate is None else finite(rate.high),

@@ -1,4 +1,4 @@
-"""Scoring: whether an output contains an accepted answer, as whole words of its first line or anywhere."""
+"""Scoring: whether an output contains an accepted answer, as whole words of its first line or anywhere, or is one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 
 from attnbalance.arguments import expects
+from attnbalance.data.squad import exact_match
 from attnbalance.errors import DataError
 
-WHOLE_WORDS, CONTAINMENT = SCORINGS = ("whole-words", "containment")
+WHOLE_WORDS, CONTAINMENT, EXACT_MATCH = SCORINGS = ("whole-words", "containment", "exact-match")
 """Ways to score an output; the first is the default."""
 
 WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "LAO", "KHMER", "MYANMAR")
@@ -98,6 +99,9 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer
     words ("pol" in "Apollo", "it" in "United").
 
+    "exact-match": the output's first non-empty line is an answer, by SQuAD's rule (see `squad.exact_match`): ignoring
+    case, ASCII punctuation and English articles. SQuAD compares the whole output, but a base model goes on after it.
+
     Raises `DataError` for another scoring.
 
     >>> is_match("Paris, the capital of France", ["Paris"]), is_match("Parisian", ["Paris"])
@@ -109,9 +113,16 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     if scoring == CONTAINMENT:
         given = output.lower().strip()
         return any(wanted in given for wanted in (answer.lower().strip() for answer in answers) if wanted)
-    line = next((line for line in output.splitlines() if any(map(_has_shape, _visible(line)))), "")
+    line = first_line(output)
+    if scoring == EXACT_MATCH:
+        return exact_match(line, answers)
     wanted = [answer.strip() for answer in answers if answer.strip()]
     return any(_holds(line, answer, wanted) for answer in wanted)
+
+
+def first_line(output: str) -> str:
+    """The first line of an output that shows something; empty if none does."""
+    return next((line for line in output.splitlines() if any(map(_has_shape, _visible(line)))), "")
 
 
 def _holds(line: str, written: str, answers: Sequence[str]) -> bool:

@@ -18,13 +18,14 @@ from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.scoring import SCORINGS, WHOLE_WORDS, check_scoring, is_match
+from attnbalance.data.scoring import SCORINGS, WHOLE_WORDS, check_scoring, first_line, is_match
+from attnbalance.data.squad import f1_score
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import check_saved
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit
-from attnbalance.statistics.intervals import Interval
+from attnbalance.statistics.intervals import Interval, mean_intervals
 from attnbalance.statistics.shares import gain_interval, share_interval
 
 PERCENTILES = tuple(range(10, 101, 10))
@@ -45,7 +46,8 @@ class Recall:
         subjects: The prompts' subjects, by which intervals are clustered.
         popularity: The facts' popularity, where known.
         outputs: The generated texts.
-        right: For each of `SCORINGS`, whether the output contains an accepted answer (see `is_match`).
+        right: For each of `SCORINGS`, whether the output is right (see `is_match`).
+        f1: SQuAD's F1 of each output's first line, the highest over the accepted answers, in [0, 1].
         shortcut: Whether the output is wrong and contains the most frequent training answer of the prompt's relation;
             None for a relation that has none.
         scoring: The scoring that `correct`, and everything computed from it, uses.
@@ -56,6 +58,7 @@ class Recall:
     popularity: tuple[float | None, ...]
     outputs: tuple[str, ...]
     right: Mapping[str, tuple[bool, ...]]
+    f1: tuple[float, ...]
     shortcut: tuple[bool | None, ...]
     scoring: str = WHOLE_WORDS
 
@@ -71,15 +74,15 @@ class Recall:
     def from_json(cls, columns: Mapping[str, Any], path: Path) -> Recall:
         """The recall from its fields as JSON; raises `OutputError`, naming the file `path`, if they were changed."""
         texts = {name: [str] for name in ("prompt_ids", "subjects", "outputs")}
-        check_saved(path, columns, path, **texts, popularity=list, right=dict, shortcut=list, scoring=str)
+        check_saved(path, columns, path, **texts, popularity=list, right=dict, f1=[float], shortcut=list, scoring=str)
         check_saved(path, columns["right"], path, **{scoring: [bool] for scoring in SCORINGS})
         right = {scoring: tuple(column) for scoring, column in columns["right"].items()}
-        lists = {name: tuple(columns[name]) for name in (*texts, "popularity", "shortcut")}
+        lists = {name: tuple(columns[name]) for name in (*texts, "popularity", "f1", "shortcut")}
         return cls(**{**lists, "right": right, "scoring": columns["scoring"]})
 
     @property
     def correct(self) -> tuple[bool, ...]:
-        """For each prompt, whether the output contains an accepted answer."""
+        """For each prompt, whether the output is right."""
         return self.right[self.scoring]
 
     def by(self, scoring: str) -> Recall:
@@ -90,6 +93,10 @@ class Recall:
     def accuracy(self) -> Interval:
         """The share of right answers, with its 95% interval clustered by subject."""
         return self._share(range(len(self.correct)))
+
+    def mean_f1(self) -> Interval:
+        """The mean of F1, with its 95% interval clustered by subject."""
+        return mean_intervals(np.asarray(self.f1)[:, None], self.subjects)[0].within(0.0, 1.0)
 
     def shortcut_rate(self) -> Interval | None:
         """The share of wrong answers that are the relation's most frequent training answer; None of no answers.
@@ -133,15 +140,9 @@ class Recall:
         if missing:
             raise DataError(f"recall has no prompt {missing[0]!r} ({len(missing)} of {len(prompt_ids)} missing)")
         indices = [index_of[name] for name in prompt_ids]
-        return Recall(
-            tuple(prompt_ids),
-            tuple(self.subjects[i] for i in indices),
-            tuple(self.popularity[i] for i in indices),
-            tuple(self.outputs[i] for i in indices),
-            {scoring: tuple(column[i] for i in indices) for scoring, column in self.right.items()},
-            tuple(self.shortcut[i] for i in indices),
-            self.scoring,
-        )
+        right = {scoring: tuple(column[i] for i in indices) for scoring, column in self.right.items()}
+        columns = ("prompt_ids", "subjects", "popularity", "outputs", "f1", "shortcut")
+        return replace(self, right=right, **{name: tuple(getattr(self, name)[i] for i in indices) for name in columns})
 
     def tied(self) -> list[int]:
         """For each fifth of `quintiles`, the number of its prompts whose popularity also occurs in another fifth."""
@@ -233,6 +234,7 @@ def score(
         tuple(prompt.fact.popularity for prompt in prompts),
         tuple(outputs),
         right,
+        tuple(f1_score(first_line(output), prompt.fact.answers) for prompt, output in pairs),
         tuple(shortcut),
         scoring,
     )

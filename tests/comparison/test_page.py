@@ -102,9 +102,9 @@ def test_the_table_of_differences_holds_the_numbers_of_the_comparison(tmp_path):
 
 
 def test_the_table_of_accuracies_holds_hand_counted_numbers(tmp_path):
-    head, everything, *fifths, contained, shortcut = _page(a_comparison(ATTENTION, CORRECT), tmp_path).tables[
-        "accuracy"
-    ]
+    head, everything, *fifths, contained, exact, f1, shortcut = _page(
+        a_comparison(ATTENTION, CORRECT), tmp_path
+    ).tables["accuracy"]
     assert head == ["", "popularity", "top", "bottom", "top − bottom (points)", "p", "differs"]  # noqa: RUF001
     assert [cell.split("%")[0] for cell in everything[2:4]] == ["75.0", "25.0"]
     assert everything[4].startswith("+50.0 [")
@@ -114,7 +114,10 @@ def test_the_table_of_accuracies_holds_hand_counted_numbers(tmp_path):
     assert [row[2].split("%")[0] for row in fifths] == ["100.0", "100.0", "100.0", "75.0", "0.0"]
     assert fifths[0][1] == "993 to 1,000"
     assert contained[0] == "all questions, by containment"
-    assert contained[2:4] == everything[2:4]  # the fakes answer in whole words
+    assert exact[0] == "all questions, by exact match"
+    assert contained[2:4] == exact[2:4] == everything[2:4]  # the fakes answer in whole words, and nothing else
+    assert f1[0] == "all questions, F1"
+    assert [cell.split("%")[0] for cell in f1[2:4]] == ["75.0", "25.0"]
     assert [cell.split(" ")[0] for cell in shortcut[2:4]] == ["50.0%", "50.0%"]
 
 

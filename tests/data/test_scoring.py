@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 (letters of many scripts are the subject)
-"""Scoring: whole words of the first line in many scripts, and the paper's containment."""
+"""Scoring: whole words of the first line in many scripts, the paper's containment, and exact matches."""
 
 from __future__ import annotations
 
@@ -298,5 +298,16 @@ def test_a_number_is_itself_however_its_digits_are_grouped(number: int, other: i
 
 
 def test_another_scoring_is_refused() -> None:
-    with pytest.raises(DataError, match="scoring must be one of whole-words, containment, got 'exact'"):
+    with pytest.raises(DataError, match="scoring must be one of whole-words, containment, exact-match, got 'exact'"):
         is_match("a", ["a"], "exact")
+
+
+def test_an_exact_match_is_the_first_line_alone() -> None:
+    outputs = ["\n  Paris.\nIt is in France", "the paris", "It is Paris", "", "\u200b\nParis"]
+    assert [is_match(output, ["Lyon", "Paris"], "exact-match") for output in outputs] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+    ]

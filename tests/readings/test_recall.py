@@ -26,6 +26,7 @@ def _recall(correct, *, popularity=None, subjects=None, shortcut=None):
         tuple(popularity or [None] * n),
         ("x",) * n,
         dict.fromkeys(SCORINGS, tuple(correct)),
+        tuple(map(float, correct)),
         tuple(shortcut or [False] * n),
     )
 
@@ -52,8 +53,20 @@ def test_both_scorings_are_kept_and_one_counts():
     contained = score(make_prompts(facts), outputs, {}, CONTAINMENT)
     assert contained.correct == (True, True)
     assert contained.by(WHOLE_WORDS).accuracy().mean == words.accuracy().mean == 0.5
-    with pytest.raises(DataError, match="must be one of whole-words, containment, got 'exact'"):
+    with pytest.raises(DataError, match="must be one of whole-words, containment, exact-match, got 'exact'"):
         score(make_prompts(facts), outputs, {}, "exact")
+
+
+def test_exact_matches_and_f1_are_of_the_first_line():
+    facts = [Fact("A", "country", ("New York City", "NYC"), 1.0), *(Fact(s, "country", ("Peru",), 2.0) for s in "BCDE")]
+    outputs = ["\n nyc!\nIt is a city", "It is the Peru", "Peru\nLima", "Chad", "Peru, Peru"]
+    found = score(make_prompts(facts), outputs, {}, "exact-match")
+    assert found.correct == (True, False, True, False, False)
+    by_hand = (1.0, 2 * 1 / (3 + 1), 1.0, 0.0, 2 * 1 / (2 + 1))  # of 3 words, 1 in common with 1
+    assert found.f1 == pytest.approx(by_hand)
+    assert found.mean_f1().mean == pytest.approx(sum(by_hand) / 5)
+    assert 0 <= found.mean_f1().low < found.mean_f1().high <= 1
+    assert found.at(found.prompt_ids[1:3]).f1 == found.f1[1:3]
 
 
 def test_a_subject_is_one_cluster_however_its_accents_were_typed():

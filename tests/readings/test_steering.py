@@ -19,7 +19,8 @@ from attnbalance.readings.steering import ALPHAS, bands, rescue, steer_attention
 def a_recall(correct: list[bool]) -> Recall:
     n = len(correct)
     names = tuple(f"p{i}" for i in range(n))
-    return Recall(names, names, (None,) * n, ("",) * n, dict.fromkeys(SCORINGS, tuple(correct)), (False,) * n)
+    right = dict.fromkeys(SCORINGS, tuple(correct))
+    return Recall(names, names, (None,) * n, ("",) * n, right, tuple(map(float, correct)), (False,) * n)
 
 
 PLAIN = a_recall([True] * 10 + [False] * 20)
