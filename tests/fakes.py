@@ -68,7 +68,7 @@ def a_recall(prompts: Sequence[Prompt], correct: Sequence[bool]) -> Recall:
         tuple(prompt.fact.popularity for prompt in prompts),
         tuple("chess" if right else "golf" for right in correct),
         dict.fromkeys(SCORINGS, tuple(correct)),
-        tuple(map(float, correct)),
+        tuple((1 + 3 * right) / 4 for right in correct),
         tuple(not right and i % 2 == 0 for i, right in enumerate(correct)),
     )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -81,9 +83,9 @@ def context_critical(
                 for name, chosen in (("with input", rows), ("without input", rows.bare()))
             }
             without = losses["without input"]
-            count = math.ceil(share * len(rows))
+            count = math.ceil(Fraction(str(share)) * len(rows))  # 0.55 * 100 is a little more than 55
             chosen = without.sort(descending=True, stable=True).indices[:count].tolist()
-            answer = _answer(losses, count, float(without[chosen].min()))
+            answer = _answer(losses, count, float(without[chosen].min()), rows.dropped)
             with results.writing(work, answer=answer, dropped=rows.dropped) as folder:
                 _write(folder, rows, losses, set(chosen))
     return results.close()
@@ -111,12 +113,13 @@ def _read(model: HookedModel, rows: InstructionSet, work: Path, key: str, batch_
     return torch.cat(chunks)
 
 
-def _answer(losses: dict[str, Tensor], count: int, least: float) -> str:
-    medians = {name: float(values.median()) for name, values in losses.items()}
+def _answer(losses: Mapping[str, Tensor], count: int, least: float, dropped: Mapping[str, int]) -> str:
+    medians = {name: median(values.tolist()) for name, values in losses.items()}
+    left_out = f" Left out: {', '.join(f'{n} ({why})' for why, n in dropped.items())}." if dropped else ""
     return (
         f"Of {len(losses['with input'])} instructions with an input, the median output costs "
         f"{medians['with input']:.2f} nats a token with the input and {medians['without input']:.2f} without it. Kept: "
-        f"{count}, with {least:.2f} nats or more without it."
+        f"{count}, with {least:.2f} nats or more without it.{left_out}"
     )
 
 

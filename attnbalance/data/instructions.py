@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attnbalance.data.facts import check_text
 from attnbalance.data.prompts import TEMPLATES
+from attnbalance.data.scoring import WITHOUT_SPACES
 from attnbalance.errors import DataError
 
 TokenPair = tuple[tuple[int, ...], tuple[int, ...]]
@@ -84,14 +86,16 @@ class InstructionSet:
     def not_naming(self, names: Sequence[str]) -> InstructionSet:
         """Those in which no text names one of `names`, as whole words, ignoring case; the others count as dropped.
 
-        So rows can be left out that give away answers on which a model is tested (Goyal et al. 2024, section 3.1, leave
-        out names of countries and capitals). Raises `DataError` for no names and for an empty one.
+        In scripts that do not separate words, a name counts anywhere. So rows can be left out that give away answers on
+        which a model is tested (Goyal et al. 2024, section 3.1, leave out names of countries and capitals). Raises
+        `DataError` for no names and for an empty one.
         """
         if not names or not all(name.strip() for name in names):
             raise DataError(f"expected one or more names, none of them empty, got {list(names)!r:.80}")
-        spelled = "|".join(re.escape(name.strip()) for name in names)
-        named = re.compile(rf"(?<!\w)(?:{spelled})(?!\w)", re.IGNORECASE)
-        rows = [row for row in self.rows if not any(map(named.search, (row.instruction, row.input, row.output)))]
+        named = re.compile("|".join(map(_as_pattern, names)), re.IGNORECASE)
+        texts = ("\0".join((row.instruction, row.input, row.output)) for row in self.rows)
+        found = (named.search(unicodedata.normalize("NFC", text)) for text in texts)
+        rows = [row for row, name in zip(self.rows, found, strict=True) if name is None]
         return self.without({"names one of the given": len(self.rows) - len(rows)}, rows)
 
     def bare(self) -> InstructionSet:
@@ -131,3 +135,14 @@ class InstructionSet:
     def without(self, dropped: Mapping[str, int], rows: Sequence[Instruction]) -> InstructionSet:
         """The rows that are left where others are dropped, counted by reason."""
         return replace(self, rows=tuple(rows), dropped=dict(Counter(self.dropped) + Counter(dropped)))
+
+
+def _as_pattern(name: str) -> str:
+    """A regular expression for a name as whole words, with any white space between them."""
+    words = unicodedata.normalize("NFC", name).split()
+    spelled = r"\s+".join(map(re.escape, words))
+    before, after = (
+        "" if any(map(unicodedata.name(letter, "").startswith, WITHOUT_SPACES)) else rf"(?{side}[^\W_])"
+        for letter, side in ((words[0][0], "<!"), (words[-1][-1], "!"))
+    )
+    return f"{before}{spelled}{after}"

@@ -41,27 +41,24 @@ def _settled(twin: Any) -> bool:
 
     peft merges the adapters of all layers or of none, and puts trained copies of whole modules in either way.
     """
-    from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils.other import ModulesToSaveWrapper
+    from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
 
     done, left = list[str](), False
     for name, module in list(twin.named_modules()):
         if any(name.startswith(f"{outer}.") for outer in done):
             continue
-        if isinstance(module, ModulesToSaveWrapper) and module.disable_adapters:
-            twin.set_submodule(name, module.original_module)
-        elif isinstance(module, BaseTunerLayer) and module.disable_adapters:
-            if isinstance(module, TrainableTokensLayer):
-                continue  # inside a wrapper, which peft takes off
-            if module.merged:
-                module.unmerge()  # pyright: ignore[reportCallIssue]
-            twin.set_submodule(name, module.get_base_layer())
-        elif isinstance(module, BaseTunerLayer) and module.merged:  # active ones beside those merged are not applied
-            twin.set_submodule(name, module.get_base_layer())
+        layer = module.token_adapter if isinstance(module, TrainableTokensWrapper) else module
+        if isinstance(layer, ModulesToSaveWrapper) and layer.disable_adapters:
+            own = layer.original_module
+        elif isinstance(layer, BaseTunerLayer) and (layer.disable_adapters or layer.merged):
+            if layer.disable_adapters and layer.merged:
+                layer.unmerge()  # pyright: ignore[reportCallIssue]
+            own = layer.get_base_layer()  # active adapters beside merged ones are not applied
         else:
-            left = left or isinstance(module, BaseTunerLayer | ModulesToSaveWrapper)
+            left = left or isinstance(layer, BaseTunerLayer | ModulesToSaveWrapper)
             continue
+        twin.set_submodule(name, own)
         done.append(name)
     return not left
 

@@ -95,8 +95,9 @@ class Recall:
         return self._share(range(len(self.correct)))
 
     def mean_f1(self) -> Interval:
-        """The mean of F1, with its 95% interval clustered by subject."""
-        return mean_intervals(np.asarray(self.f1)[:, None], self.subjects)[0].within(0.0, 1.0)
+        """The mean of F1, with its 95% interval clustered by subject; without one if all values are equal."""
+        interval = mean_intervals(np.asarray(self.f1)[:, None], self.subjects)[0].within(0.0, 1.0)
+        return interval if len(set(self.f1)) > 1 else Interval(interval.mean, np.nan, np.nan, interval.n)
 
     def shortcut_rate(self) -> Interval | None:
         """The share of wrong answers that are the relation's most frequent training answer; None of no answers.

@@ -87,7 +87,7 @@ def table_of(rows: Sequence[StudyRow], contrasts: Sequence[SplitContrast] = ()) 
         parts.append("\n".join(lines))
         if own := [contrast for contrast in contrasts if contrast.world == world]:
             parts.append(f"**{world}**, FT-Top minus FT-Bottom, points\n\n" + _contrast_table(own))
-    if any(map(_agree, rows)):
+    if any(map(_agree, rows)) or any(map(_contrasts_agree, contrasts)):
         parts.append(AGREED)
     return "\n\n".join(parts)
 
@@ -138,7 +138,16 @@ def _agree(row: StudyRow) -> bool:
     shown: list[Interval | None] = [] if defined else [row.extraction, row.kept]
     shown += [row.accuracy, *row.quintiles[:1], row.gain, row.gap]
     shown += [row.shortcut_rate, row.attention, row.new_facts, row.drift]
-    return row.seeds > 1 and any(interval is not None and interval.high - interval.low < 1e-9 for interval in shown)
+    return row.seeds > 1 and _any_without_width(shown)
+
+
+def _contrasts_agree(contrast: SplitContrast) -> bool:
+    """Whether some interval of the contrast over several seeds has no width."""
+    return contrast.seeds > 1 and _any_without_width([contrast.accuracy, *contrast.quintiles, contrast.attention])
+
+
+def _any_without_width(intervals: Sequence[Interval | None]) -> bool:
+    return any(interval is not None and interval.high - interval.low < 1e-9 for interval in intervals)
 
 
 def _number(interval: Interval) -> str:

@@ -63,6 +63,7 @@ def test_recall_json_holds_both_scorings_and_the_ties_across_fifths():
     [top] = recall_json(replace(MADE, measured=(replace(MADE["top"], recall=changed), MADE["bottom"])))
     assert top["accuracy"] == top["by_scoring"][WHOLE_WORDS]["accuracy"] == 0.75
     assert top["by_scoring"][CONTAINMENT]["accuracy"] == 0.9
+    assert top["f1"]["mean"] == pytest.approx((1 + 3 * 0.75) / 4)  # the fakes' F1 is 1 or a quarter
     assert [part["tied"] for part in top["by_popularity"]] == [1, 1, 0, 0, 0]
 
 

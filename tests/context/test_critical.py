@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from attnbalance.context import critical as module
 from attnbalance.context.critical import context_critical
@@ -45,7 +46,10 @@ def test_the_rows_with_the_highest_loss_without_input_are_kept_in_their_order(
     assert [line["kept"] for line in lines] == [i in best for i in range(5)]
     assert [line["loss"] for line in lines] == pytest.approx(losses[0], abs=1e-4)  # padded with the others of a batch
     assert [line["loss_without_input"] for line in lines] == pytest.approx(losses[1], abs=1e-4)
-    assert answer.startswith("Of 5 instructions with an input, the median output costs")
+    medians = [sorted(values)[2] for values in losses]
+    costs = f"{medians[0]:.2f} nats a token with the input and {medians[1]:.2f} without it"
+    assert answer.startswith(f"Of 5 instructions with an input, the median output costs {costs}. Kept: 3")
+    assert "Left out: 1 (no output), 1 (no input), 1 (more than" in answer
     assert f"Kept: 3, with {min(losses[1][i] for i in best):.2f} nats or more without it." in answer
     dropped = json.loads((out / "attnbalance.json").read_text())["dropped"]
     assert {"no output": 1, "no input": 1}.items() <= dropped.items()
@@ -74,6 +78,18 @@ def test_a_killed_run_reads_only_what_is_left(
     assert (out / "instructions.json").read_bytes() == (tmp_path / "whole" / "instructions.json").read_bytes()
     context_critical(str(long_llama_folder), ROWS, out)
     assert len(sizes) == 7  # a finished folder is left as it is
+
+
+def test_a_share_of_the_rows_is_not_rounded_up_by_the_error_of_floats(
+    long_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = InstructionSet(tuple(Instruction(f"Say {i}.", f"{i}", f"{i}") for i in range(20)))
+    losses = torch.arange(20.0)
+    monkeypatch.setattr(module, "read_output_loss", lambda model, rows, **how: losses[: len(rows)])
+    for share, count in ((0.55, 11), (0.35, 7), (0.36, 8)):
+        said = context_critical(str(long_llama_folder), rows, tmp_path / f"{share}", share=share)
+        assert f"the median output costs {9.5:.2f} nats" in said
+        assert len(load_instructions(tmp_path / f"{share}" / "instructions.json")) == count
 
 
 def test_what_cannot_be_chosen_from_is_refused(long_llama_folder: Path, tmp_path: Path) -> None:

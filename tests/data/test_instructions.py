@@ -47,6 +47,12 @@ def test_rows_that_name_one_of_some_names_are_left_out() -> None:
     left = InstructionSet(tuple(rows)).not_naming([" Rome ", "New York", "U.S."])
     assert [row.output for row in left.rows] == ["Romeo", "New Yorker", "US"]
     assert left.dropped == {"names one of the given": 7}
+    others = ("我去东京了", "_Rome_", "New\nYork", "Zu\u0308rich", "Rome2", "Zürichs")
+    rows = tuple(Instruction("Say it.", text) for text in others)
+    left = InstructionSet(rows).not_naming(["东京", "Rome", "New York", "Z\u00fcrich"])
+    assert [row.output for row in left.rows] == ["Rome2", "Zürichs"]
+    split = InstructionSet((Instruction("New", "York"),))
+    assert len(split.not_naming(["New York"])) == 1  # two texts
     for names in ([], ["Rome", " "]):
         with pytest.raises(DataError, match="one or more names, none of them empty"):
             left.not_naming(names)

@@ -143,6 +143,25 @@ def test_trained_copies_of_whole_modules_count_only_while_adapters_are_on(saved:
     assert_merged_as_it_computes(model)
 
 
+@pytest.mark.parametrize("switched", ["on", "off", "merged", "tokens off", "LoRA off"])
+def test_trained_tokens_count_as_they_are_switched(switched: str) -> None:
+    model = adapted(trainable_token_indices=list(range(40)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "trainable_tokens_delta" in name:
+                parameter.add_(torch.randn(parameter.shape))
+    assert (IDS < 40).any()
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    if switched == "merged":
+        model.merge_adapter()
+    elif switched != "on":
+        for layer in layers:
+            tokens = type(layer).__name__ == "TrainableTokensLayer"
+            if switched == "off" or tokens == (switched == "tokens off"):
+                layer.enable_adapters(False)
+    assert_merged_as_it_computes(model)
+
+
 def test_adapters_that_are_off_in_some_layers_are_left_out_there() -> None:
     model = adapted()
     for module in model.base_model.model.model.layers[0].modules():

@@ -67,6 +67,9 @@ def test_exact_matches_and_f1_are_of_the_first_line():
     assert found.mean_f1().mean == pytest.approx(sum(by_hand) / 5)
     assert 0 <= found.mean_f1().low < found.mean_f1().high <= 1
     assert found.at(found.prompt_ids[1:3]).f1 == found.f1[1:3]
+    alike = found.at([found.prompt_ids[0], found.prompt_ids[2]]).mean_f1()
+    assert alike.mean == 1.0
+    assert math.isnan(alike.low)  # no spread says nothing of other questions
 
 
 def test_a_subject_is_one_cluster_however_its_accents_were_typed():

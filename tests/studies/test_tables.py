@@ -129,4 +129,8 @@ def test_top_minus_bottom_follows_the_table_of_its_world() -> None:
     assert lines[0] == f"| method | seeds | accuracy | {fifths} | subject attention |"
     assert lines[2].startswith("| lr-1 | 3 | +5.0 [+0.0, +10.0] | +20.0 [+10.0, +30.0] | +10.0 [+0.0, +20.0] | +0.0 [")
     assert lines[2].endswith("| -0.020 [-0.030, -0.010] |")
+    assert AGREED not in text
+    agreed = replace(contrast, accuracy=Interval(0.05, 0.05, 0.05, 3))
+    assert AGREED in table_of([FULL], [agreed])
+    assert AGREED not in table_of([FULL], [replace(agreed, seeds=1)])
     assert lines[3] == "| constant answer | 1 | +1.0 (no interval) |  |  |  |  |  |  |"
