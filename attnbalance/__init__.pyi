@@ -31,6 +31,7 @@ from .finetuning.finetune import finetune as finetune
 from .finetuning.generated import generated_facts as generated_facts
 from .finetuning.instruct import instruct as instruct
 from .finetuning.objectives.parse import parse_objective as parse_objective
+from .finetuning.output_loss import read_output_loss as read_output_loss
 from .finetuning.parameters import (
     FrozenWeights as FrozenWeights,
 )
@@ -88,7 +89,6 @@ from .readings.direct_attribution import (
 from .readings.drift import read_drift as read_drift
 from .readings.knowledge import Knowledge as Knowledge
 from .readings.knowledge import knowledge as knowledge
-from .readings.output_loss import read_output_loss as read_output_loss
 from .readings.reading import Reading as Reading
 from .readings.reading import difference as difference
 from .readings.recall import Recall as Recall

@@ -19,10 +19,10 @@ from attnbalance.files.kept_tensors import keep, kept
 from attnbalance.files.outputs import as_folder, write_json, write_json_lines
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.finetuning.finetune import absolute_model
+from attnbalance.finetuning.output_loss import read_output_loss
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
-from attnbalance.readings.output_loss import read_output_loss
 
 KIND = "context-critical"
 

@@ -76,7 +76,7 @@ def instruct(
     def train() -> None:
         check_settings(settings)
         tokenizer, limit = load_limits(base)
-        usable, examples = _usable(instructions, tokenizer, limit)
+        usable, examples = instruction_examples(instructions, tokenizer, limit)
         validated, trained, repeated = _split(usable.rows, validation)
         usable = usable.without({"the prompt of a validation row": repeated}, usable.rows)
         if not trained:
@@ -111,7 +111,7 @@ def _left_out(instructions: InstructionSet) -> str:
     return f"; left out: {reasons}" if reasons else ""
 
 
-def _usable(
+def instruction_examples(
     instructions: InstructionSet, tokenizer: PreTrainedTokenizerBase, max_positions: int | None
 ) -> tuple[InstructionSet, list[Example]]:
     """The instructions that the model can be trained on, and their examples, in order."""

@@ -13,8 +13,8 @@ from attnbalance.context.critical import context_critical
 from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.data.sources.instructions import load_instructions
 from attnbalance.errors import DataError, OutputError
+from attnbalance.finetuning.output_loss import read_output_loss
 from attnbalance.models.load import load_model
-from attnbalance.readings.output_loss import read_output_loss
 
 NAMES = ("Bife", "Sipi", "Rozi", "Tele", "Ponu")
 ROWS = InstructionSet(

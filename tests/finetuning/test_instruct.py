@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
 from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.errors import DataError, OutputError
 from attnbalance.files.outputs import read_json
-from attnbalance.finetuning.instruct import _usable, instruct
+from attnbalance.finetuning.instruct import instruct, instruction_examples
 from attnbalance.finetuning.runs import load_run
 
 ROWS = InstructionSet(
@@ -36,7 +36,7 @@ def validated_and_trained(rows, validation):
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_rows_are_tokenized_as_the_prompt_and_then_the_output_with_an_end(kind):
     tokenizer = tiny_tokenizer(kind)
-    usable, examples = _usable(ROWS, tokenizer, None)
+    usable, examples = instruction_examples(ROWS, tokenizer, None)
     assert (usable, len(examples)) == (ROWS, len(ROWS))
     for row, example in zip(ROWS.rows, examples, strict=True):
         prompt, whole = tokenizer([row.prompt, row.prompt + row.output], return_offsets_mapping=True)["input_ids"]
@@ -133,7 +133,7 @@ def test_the_longest_row_that_fits_fits_with_its_end():
     tokenizer = tiny_tokenizer()
     size = len(tokenizer(ROWS.rows[0].prompt + ROWS.rows[0].output)["input_ids"]) + 1
     for limit, left in ((size, 1), (size - 1, 0)):
-        assert len(_usable(InstructionSet(ROWS.rows[:1]), tokenizer, limit)[1]) == left
+        assert len(instruction_examples(InstructionSet(ROWS.rows[:1]), tokenizer, limit)[1]) == left
 
 
 def test_no_prompt_is_both_trained_and_validated_on(llama, tmp_path):
@@ -157,14 +157,14 @@ def test_a_tokenizer_that_merges_prompt_and_output_is_noticed():
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens(["\n\n\n"])  # the end of the prompt, "\n", and the beginning of the output
     merged = Instruction("Name a city.", "\n\nRome")
-    usable, examples = _usable(InstructionSet((merged, ROWS.rows[0])), tokenizer, None)
+    usable, examples = instruction_examples(InstructionSet((merged, ROWS.rows[0])), tokenizer, None)
     assert (usable.rows, len(examples)) == (ROWS.rows[:1], 1)
     assert usable.dropped == {"the tokenizer merges prompt and output": 1}
 
 
 def test_an_output_that_ends_with_the_end_of_sequence_gets_no_second_one():
     tokenizer = tiny_tokenizer()
-    _, [plain, ended] = _usable(
+    _, [plain, ended] = instruction_examples(
         InstructionSet((Instruction("Go.", "Rome"), Instruction("Go.", "Rome</s>"))), tokenizer, None
     )
     assert plain == ended
