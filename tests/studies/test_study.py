@@ -42,7 +42,11 @@ def test_every_method_split_and_world_has_its_row(done: Path) -> None:
         ("recommended", "bottom", 2),
     ]
     text = (done / "table.md").read_text()
-    assert all(text.count(f"| {control} |") == 2 for control in CONTROLS)
+    assert all(text.count(f"| {control} | {split} |") == 1 for control in CONTROLS for split in ("top", "bottom"))
+    contrasts = text.split("FT-Top minus FT-Bottom, points")[1:]
+    assert [[f"| {method} | 2 |" in part for method in ("plain", "recommended")] for part in contrasts] == [
+        [True, True]
+    ]
     assert "| recommended | bottom |" in text
     assert "Extraction ratio:" in text
     assert (done / "study.png").stat().st_size > 10_000
