@@ -55,7 +55,8 @@ def some_contrasts(facts: int, vocabulary: int) -> AnswerTokens:
     )
     candidates = {f"r{r}": tuple(range(r * ANSWERS, (r + 1) * ANSWERS)) for r in range(RELATIONS)}
     others = [tuple(k for k in range(ANSWERS) if k != answer) for answer in range(ANSWERS)]
-    return AnswerTokens(encodings, candidates, tuple(answers), tuple(others[a] for a in answers), 0, None)  # pyright: ignore[reportArgumentType]
+    compared = tuple(others[answer] for answer in answers)
+    return AnswerTokens(encodings, candidates, tuple(answers), compared, 0, None, None)  # pyright: ignore[reportArgumentType]
 
 
 @torch.no_grad()
