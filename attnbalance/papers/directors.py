@@ -62,6 +62,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "finetuning_rate": 1e-5,
     },
 }
+LEAST = 0.01
+"""The smallest difference in exact match that counts: one percentage point."""
 MULTIPLICITIES = {"small": (1, 3, 5), "paper": (1, 2, 4, 6, 8, 10)}
 
 
@@ -208,18 +210,23 @@ def _claims(results: Sequence[CellResult]) -> list[Claim]:
             f"{says} {many[-1]} phrasings than with {many[0]} ({half} of the films finetuned)",
             measured,
             tuple(b[-1] - a[-1] for a, b in zip(few, most, strict=True)),
+            place="Figure 4",
+            least=LEAST,
         ),
         Claim(
             f"{says} {half} of the films finetuned than with {least} ({many[-1]} phrasings)",
             measured,
             tuple(rates[-1] - rates[0] for rates in most),
+            place="Figure 4",
+            least=LEAST,
         ),
     ]
 
 
 POPQA = PaperFigure(
     "xu-chen-popqa",
-    "Xu & Chen 2025, Figure 4",
+    "Xu & Chen 2025",
+    "Figure 4",
     "Real facts: films and directors of PopQA. A model of GPT-2's architecture is pretrained from scratch on "
     "statements in K of ten phrasings, drawn for each film, and finetuned on questions about some films; accuracy is "
     "measured on the others. Small scale: 250 films, 2 layers, d_model 64; paper scale: 1,700 films and GPT-2's 12 "

@@ -8,7 +8,7 @@ from typing import Any
 
 from attnbalance.statistics.intervals import Interval, seed_interval
 
-SEEN, NOT_SEEN, REVERSED = "seen", "not seen", "reversed"
+SEEN, OPPOSITE, ABSENT, UNCLEAR = VERDICTS = ("seen", "opposite", "absent", "cannot tell")
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,45 @@ class CellResult:
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A statement of a paper, as one number per seed that is positive if the statement holds.
+class Condition:
+    """A condition of the setting in which a paper states a claim.
 
-    It is seen if the interval over seeds is above -`margin`, reversed if it is below -`margin`, and otherwise not seen.
+    says: the condition.
+    measured: what the runs have, in words.
+    met: whether the runs meet it.
+    """
+
+    says: str
+    measured: str
+    met: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, as one number per seed that is positive if the statement holds.
+
+    The interval over seeds decides. The claim is `SEEN` if the interval lies above `least`, and `OPPOSITE` if it lies
+    below minus the size of `least`. It is `ABSENT` if it lies below `least` without being opposite: what there is, is
+    too small to count. Otherwise it is `UNCLEAR`: more seeds are needed.
 
     says: the statement.
     measured: the number's definition, with its unit.
     values: the number for each seed.
-    margin: the tolerance of a claim that something is not worse; otherwise 0.
+    place: where the paper states it, such as "Section 3.2"; empty for an extension of ours.
+    least: the smallest value that counts. Below 0, it is the tolerance of a claim that something is not worse.
+    level: whether `least` is a level that is reached or not; then nothing is opposite.
+    printed: the paper's own number, if it prints one.
+    setting: the conditions under which the paper states it.
     """
 
     says: str
     measured: str
     values: tuple[float, ...]
-    margin: float = 0.0
+    place: str = ""
+    least: float = 0.0
+    level: bool = False
+    printed: str = ""
+    setting: tuple[Condition, ...] = ()
 
     @property
     def interval(self) -> Interval:
@@ -55,9 +79,23 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """`SEEN`, `NOT_SEEN` or `REVERSED`."""
+        """One of `VERDICTS`."""
         interval = self.interval
-        return SEEN if interval.low > -self.margin else REVERSED if interval.high < -self.margin else NOT_SEEN
+        if interval.low > self.least:
+            return SEEN
+        if interval.high < -abs(self.least) and not self.level:
+            return OPPOSITE
+        return ABSENT if interval.high <= self.least else UNCLEAR
+
+    @property
+    def unmet(self) -> tuple[Condition, ...]:
+        """The conditions of the paper's setting that the runs do not meet."""
+        return tuple(condition for condition in self.setting if not condition.met)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the verdict is about the paper's own statement in the paper's own setting."""
+        return bool(self.place) and not self.unmet
 
 
 @dataclass(frozen=True)
@@ -85,7 +123,8 @@ class PaperFigure:
     """A figure or table of a paper.
 
     name: its name on the command line and of its files.
-    source: the paper and the figure's number.
+    paper: the paper, as "Ghosal et al. 2024".
+    number: the figure's number, as "Figure 2(a)".
     about: what is run, and the differences from the paper.
     cells: `cells(scale, seeds, facts)` lists the work for a scale ("small" or "paper"), seeds and a source of facts.
     run: `run(settings)` does the work of one cell; it may be called in another process.
@@ -94,12 +133,18 @@ class PaperFigure:
     """
 
     name: str
-    source: str
+    paper: str
+    number: str
     about: str
     cells: Callable[[str, Sequence[int], str], list[Cell]]
     run: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     panels: Callable[[Sequence[CellResult]], list[Panel]]
     claims: Callable[[Sequence[CellResult]], list[Claim]]
+
+    @property
+    def source(self) -> str:
+        """The paper and the figure's number."""
+        return f"{self.paper}, {self.number}"
 
 
 def by_seed(

@@ -7,22 +7,39 @@ from typing import Any
 
 import torch
 
-from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, by_seed, minus, over_seeds
+from attnbalance.papers.figure import (
+    Cell,
+    CellResult,
+    Claim,
+    Condition,
+    Panel,
+    PaperFigure,
+    Series,
+    best_elsewhere,
+    by_seed,
+    minus,
+    over_seeds,
+)
 from attnbalance.theory.attention_only import AttentionOnly, attention_only
 from attnbalance.theory.dynamics import descend
 from attnbalance.theory.triples import Examples, Triples, make_triples, split_subjects
 
+ONE_RATE = "one rate"
 REGIMES: dict[str, dict[str, Any]] = {
+    ONE_RATE: {"batch_size": 128, "rate": 20.0, "steps": 1000, "rate_V": 20.0, "rate_KQ": 20.0},
     "attention fast": {"batch_size": 8, "rate": 200.0, "steps": 600, "rate_V": 20.0, "rate_KQ": 40.0},
     "attention first": {"batch_size": 8, "rate": 200.0, "steps": 600, "rate_V": 5.0, "rate_KQ": 20.0},
     "values first": {"batch_size": 8, "rate": 200.0, "steps": 600, "rate_V": 20.0, "rate_KQ": 0.2},
-    "stored evenly": {"batch_size": 128, "rate": 20.0, "steps": 1000, "rate_V": 20.0, "rate_KQ": 20.0},
 }
-"""Pretraining of W_V on sampled batches, and full-batch finetuning.
+"""Pretraining on sampled batches, and full-batch finetuning.
 
-In the first three regimes each fact is stored in a few large steps, so a subject's facts are stored very unequally; in
-the last, many small steps store them almost equally.
+In the first regime both matrices are trained throughout, at one rate: many small steps store all facts, almost equally.
+In the others pretraining trains W_V alone, in a few large steps for each fact, and stores a subject's facts very
+unequally.
 """
+STORED = 0.99
+"""The share of facts stored that counts as all."""
+NEAR_1 = 0.9
 ONE_LAYER = {
     "small": {"subjects": 200, "relations": 5, "answers": 50},
     "paper": {"subjects": 1000, "relations": 10, "answers": 200},
@@ -40,7 +57,7 @@ def _run_one_layer(settings: Mapping[str, Any]) -> dict[str, Any]:
     seed = settings["seed"]
     world = make_triples([seed], **settings["world"])
     model, generator = attention_only(world.tokens, [seed]), torch.Generator().manual_seed(seed)
-    moves = settings["rate"] if settings["regime"] == "stored evenly" else 0.0
+    moves = settings["rate"] if settings["regime"] == ONE_RATE else 0.0
 
     def statements() -> Examples:
         return world.drawn(settings["batch_size"], [generator])
@@ -87,8 +104,22 @@ def _panels_6(results: Sequence[CellResult]) -> list[Panel]:
     return panels
 
 
+def _setting(results: Sequence[CellResult], regime: str) -> tuple[Condition, ...]:
+    """What of the paper's setting a regime has: one rate (C.1 names none), and all facts stored (section 3.2)."""
+    rates = REGIMES[regime]
+    stored = min(by_seed(results, lambda result: result.values["stated"], regime=regime))
+    return (
+        Condition(
+            "both matrices learn throughout, at one rate",
+            f"finetuning rates: W_V {rates['rate_V']:g}, W_KQ {rates['rate_KQ']:g}",
+            met=regime == ONE_RATE,
+        ),
+        Condition("all facts are stored", f"{stored:.1%} of the facts or more", met=stored >= STORED),
+    )
+
+
 def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
-    """The paper's final state, checked in every regime; and its course, in the two regimes that show it."""
+    """The paper's final state, in every regime; and its course, in the two regimes that show it."""
 
     def at(split: str, name: str, step: int, regime: str) -> tuple[float, ...]:
         index = OBSERVED.index(step)
@@ -97,15 +128,46 @@ def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
     def bottom(name: str, regime: str, before: int, after: int) -> tuple[float, ...]:
         return minus(at("bottom", name, before, regime), at("bottom", name, after, regime))
 
-    end, claims = OBSERVED[-1], []
+    end = OBSERVED[-1]
+    gone = {regime: at("bottom", "relation attention", end, regime) for regime in REGIMES}
+    rows = list(zip(*gone.values(), strict=True))
+    claims = [
+        Claim(
+            "in some regime FT-bottom's relation attention ends near 1",
+            "relation attention, in the regime that is best on the other seeds",
+            tuple(row[k] for row, k in zip(rows, best_elsewhere(rows), strict=True)),
+            place="Appendix C.1",
+            least=NEAR_1,
+            level=True,
+            printed="approaches 1",
+        )
+    ]
     for regime in REGIMES:
         attention = [at(split, "subject attention", end, regime) for split in ("top", "bottom")]
         right = [at(split, "accuracy", end, regime) for split in ("top", "bottom")]
-        gone = tuple(0.1 - share for share in attention[1])
+        says, setting = f"{regime}: FT-top ends with more", _setting(results, regime)
         claims += [
-            Claim(f"{regime}: FT-bottom's relation attention ends near 1", "relation attention minus 0.9", gone),
-            Claim(f"{regime}: FT-top ends with more attention on the subject", "top minus bottom", minus(*attention)),
-            Claim(f"{regime}: FT-top ends with more right answers", "accuracy, top minus bottom", minus(*right)),
+            Claim(
+                f"{regime}: FT-bottom's relation attention ends near 1",
+                "relation attention",
+                gone[regime],
+                least=NEAR_1,
+                level=True,
+            ),
+            Claim(
+                f"{says} attention on the subject",
+                "top minus bottom",
+                minus(*attention),
+                place="Figure 6(b)",
+                setting=setting,
+            ),
+            Claim(
+                f"{says} right answers",
+                "accuracy, top minus bottom",
+                minus(*right),
+                place="Figure 6(a)",
+                setting=setting,
+            ),
         ]
     fast, first = "attention fast", "attention first"
     hidden = minus(at("bottom", "accuracy at even attention", end, fast), at("bottom", "accuracy", end, fast))
@@ -127,15 +189,15 @@ def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
 
 FIG6 = PaperFigure(
     "ghosal-fig6",
-    "Ghosal et al. 2024, Figure 6",
+    "Ghosal et al. 2024",
+    "Figure 6 and appendix C.1",
     "The theory's attention-only model, finetuned by full-batch gradient descent on the more or the less popular "
-    "half, in four regimes. In the first three, pretraining trains W_V alone, in a few large steps per fact. "
-    "Attention fast: W_KQ learns twice as fast as W_V; the relation token soon gets all attention. Attention first: "
-    "both learn more slowly, W_KQ four times as fast as W_V; accuracy rises, falls while the subject gets no "
-    "attention, and recovers. Values first: W_KQ learns a hundred times more slowly than W_V. Stored evenly: long "
-    "pretraining of both matrices in small steps; all attention moves to the subject, and the relation is ignored. "
-    "The paper does not give its learning rates, which determine the regime. A simulation with 200 subjects, 5 "
-    "relations and 50 answers.",
+    "half, in four regimes. The paper does not give its learning rates, which determine what is seen. One rate: both "
+    "matrices learn throughout; long pretraining in small steps stores all facts. In the others, pretraining trains "
+    "W_V alone, in a few large steps per fact. Attention fast: W_KQ learns twice as fast as W_V; the relation token "
+    "soon gets all attention. Attention first: both learn more slowly, W_KQ four times as fast as W_V; accuracy rises, "
+    "falls while the subject gets no attention, and recovers. Values first: W_KQ learns a hundred times more slowly "
+    "than W_V. A simulation with 200 subjects, 5 relations and 50 answers.",
     lambda scale, seeds, facts: [_one_layer_cell(scale, seed, regime) for regime in REGIMES for seed in seeds],
     _run_one_layer,
     _panels_6,

@@ -34,12 +34,15 @@ from attnbalance.theory.context_points import (
 )
 from attnbalance.theory.goyal import second_phase_rate
 
-PLAIN, ATTENTION_ONLY, AUGMENTED = "plain", "attention only", "counterfactuals"
-FILTERED, RECALLED = "C points only", "S points added"
-DOUBLED, WEAK, WEAK_ATTENTION = "twice the C points", "weak memory", "weak memory, attention only"
-ARMS = (PLAIN, ATTENTION_ONLY, AUGMENTED, FILTERED, RECALLED)
-LIMITS = (DOUBLED, WEAK, WEAK_ATTENTION)
-"""Further arms, which also meet Theorem 1's conditions."""
+PLAIN, AUGMENTED, FILTERED, RECALLED = "plain", "counterfactuals", "C points only", "S points added"
+DOUBLED, WEAK = "twice the C points", "weak memory"
+VALUES, WEAK_VALUES = "W_V trained", "weak memory, W_V trained"
+ARMS = (PLAIN, AUGMENTED, FILTERED, RECALLED)
+"""W_V is frozen, as in Theorem 1."""
+LIMITS = (DOUBLED, WEAK)
+"""Further arms that meet Theorem 1's conditions."""
+TRAINED = (VALUES, WEAK_VALUES)
+"""Arms in which W_V learns too, at W_KQ's rate."""
 LEAD, WEAK_LEAD = (0.85, 0.98), (0.3, 0.5)
 """Ranges of memory's lead over the context, in log-odds, as a share of the context's lead over chance.
 
@@ -74,7 +77,7 @@ def make_world(settings: Mapping[str, Any], self_score: float) -> tuple[ContextM
     memory = math.log(delta_M / (1 - delta_M))
     context_lead = (memory + chance) / (1 + lead)
     context = context_lead - chance
-    if settings["arm"] in (WEAK, WEAK_ATTENTION):
+    if settings["arm"] in (WEAK, WEAK_VALUES):
         memory = context + weak_lead * context_lead
     deltas = [
         torch.sigmoid(mean + NOISE * torch.randn(1, size, generator=noise, dtype=torch.float64))
@@ -117,7 +120,8 @@ def run_proposition_1(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Train W_KQ in small steps, with W_V frozen and no attention on r; also take one step at each large rate.
 
     `test`, `C` and `C+S` are the mean attention on the context; `theta_S` and `theta_C` are the parts of -grad by W_KQ;
-    `balance` is the pull on contexts after one step at `RATES` times `eta_star`. Both are null if there is no eta*.
+    `balance` is the pull on contexts after one step at `RATES` times `eta_star`; `leap` is the mean M_C of conflicts
+    before, after one and after two steps at the largest of these rates. All three are null if there is no eta*.
     """
     model, points = make_world(settings, self_score=-math.inf)
     tests, trained = points.of(CONFLICT), training_points(points, PLAIN)
@@ -131,10 +135,12 @@ def run_proposition_1(settings: Mapping[str, Any]) -> dict[str, Any]:
     steps, rate = settings["steps"], settings["learning_rate"]
     path = train(model, trained, observe, steps=steps, at=_schedule(steps), attention_rate=rate)
     star = second_phase_rate(model, trained)
+    leaps = 0 < star < math.inf
     return {
         "steps": list(path.steps),
         "eta_star": star if math.isfinite(star) else None,
-        "balance": [_balance(model, trained, multiple * star) for multiple in RATES] if 0 < star < math.inf else None,
+        "balance": [_balance(model, trained, multiple * star) for multiple in RATES] if leaps else None,
+        "leap": _leap(model, trained, tests, RATES[-1] * star) if leaps else None,
         **{name: _listed(values) for name, values in path.values.items()},
     }
 
@@ -145,17 +151,29 @@ def _balance(model: ContextModel, trained: Points, rate: float) -> float:
     return float(pulls.sum() / pulls.abs().sum())
 
 
+def _leap(model: ContextModel, trained: Points, tests: Points, rate: float) -> list[float]:
+    """The mean M_C of conflicts before any step, after one, and after two."""
+    once = descended(model, trained, attention_rate=rate)
+    twice = descended(once, trained, attention_rate=rate)
+    return [float(context_share(stage, tests).mean()) for stage in (model, once, twice)]
+
+
 def run_theorem_1(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Train W_KQ and, except in two arms, W_V at one rate; observe mean M_C and context attention in conflicts."""
+    """Train W_KQ and, in `TRAINED`, W_V; observe mean M_C and context attention in conflicts.
+
+    The loss is a mean over points, so the rate is raised in proportion to their number: each point moves the weights as
+    far in every arm.
+    """
     model, points = make_world(settings, self_score=-2.0)
     tests, trained = points.of(CONFLICT), training_points(points, settings["arm"])
-    rate, steps = settings["learning_rate"], settings["steps"]
+    steps = settings["steps"]
+    rate = settings["learning_rate"] * len(trained) / len(training_points(points, PLAIN))
 
     def observe(now: ContextModel) -> dict[str, Tensor]:
         on_context = attention(now, tests)[..., 0].mean(dim=-1)
         return {"M_C": context_share(now, tests).mean(dim=-1), "attention": on_context}
 
-    value_rate = None if settings["arm"] in (ATTENTION_ONLY, WEAK_ATTENTION) else rate
+    value_rate = rate if settings["arm"] in TRAINED else None
     at = _schedule(steps)
     path = train(model, trained, observe, steps=steps, at=at, attention_rate=rate, value_rate=value_rate)
     return {"steps": list(path.steps), **{name: _listed(values) for name, values in path.values.items()}}

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnbalance.files.outputs import provenance, replacing, write_json, write_text
-from attnbalance.papers.figure import NOT_SEEN, REVERSED, SEEN, CellResult, Claim, Panel, PaperFigure
+from attnbalance.papers.figure import VERDICTS, CellResult, Claim, Panel, PaperFigure
 from attnbalance.report.figures import label_style, legend, make_axes, save
 from attnbalance.report.page import render, svg
 from attnbalance.report.wording import listed
@@ -41,7 +40,7 @@ def write_figure(figure: PaperFigure, results: Sequence[CellResult], out: Path, 
     done = Done(figure.panels(results), figure.claims(results))
     about = {"name": figure.name, "source": figure.source, "about": figure.about, "scale": scale}
     content = {
-        "sentence": sentence(done.claims),
+        "answer": "\n".join(lines(done.claims)),
         "claims": [claim_as_dict(claim) for claim in done.claims],
         "panels": [panel_as_dict(panel) for panel in done.panels],
     }
@@ -79,46 +78,75 @@ def write_page(
     ]
     content: dict[str, Any] = {
         "title": "Three papers, reproduced",
-        "headline": headline(done, refused),
+        "headline": headline(figures, done, refused),
+        "scores": [{"paper": paper, **score} for paper, score in scores(figures, done).items()],
+        "verdicts": VERDICTS,
         "sections": sections,
     }
-    verdicts = {"seen": SEEN, "not_seen": NOT_SEEN, "reversed": REVERSED}
-    write_text(out / "report.html", render("papers/page.html", content | verdicts | dict(about) | provenance()))
+    write_text(out / "report.html", render("papers/page.html", content | dict(about) | provenance()))
 
 
-def headline(done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
-    """The numbers of claims that are seen, not seen and reversed, and the figures that were not run."""
-    counts = Counter(claim.verdict for figure in done.values() for claim in figure.claims)
-    total = sum(counts.values())
-    text = f"Of {total} claims {counts[SEEN]} are seen, {counts[NOT_SEEN]} not seen, {counts[REVERSED]} reversed."
+def scores(figures: Sequence[PaperFigure], done: Mapping[str, Done]) -> dict[str, dict[str, Any]]:
+    """By paper: how often each verdict is given on its own statements in its own setting (see `Claim.scored`).
+
+    "outside" counts its statements whose setting the runs do not meet, and "extensions" claims of ours.
+    """
+    papers: dict[str, list[Claim]] = {}
+    for figure in figures:
+        if figure.name in done:
+            papers.setdefault(figure.paper, []).extend(done[figure.name].claims)
+    return {
+        paper: {
+            "counts": {
+                verdict: sum(claim.scored and claim.verdict == verdict for claim in claims) for verdict in VERDICTS
+            },
+            "outside": sum(bool(claim.unmet) and bool(claim.place) for claim in claims),
+            "extensions": sum(not claim.place for claim in claims),
+        }
+        for paper, claims in papers.items()
+    }
+
+
+def headline(figures: Sequence[PaperFigure], done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
+    """How the papers' own statements came out in their own settings, by paper, and the figures that were not run."""
+    sentences = []
+    for paper, score in scores(figures, done).items():
+        counts = score["counts"]
+        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+        sentences.append(f"{paper}: of {sum(counts.values())} statements in the paper's setting {verdicts}")
+    text = "; ".join(sentences) + "." if sentences else "No figure was run."
     return text + (f" Not run: {listed(sorted(refused))}." if refused else "")
 
 
 def answer_of(figures: Sequence[PaperFigure], done: Mapping[str, Done], refused: Mapping[str, str]) -> str:
     """The verdict on each claim of the given figures, one line per claim."""
-    lines = [headline({figure.name: done[figure.name] for figure in figures if figure.name in done}, refused)]
+    text = [headline(figures, done, refused)]
     for figure in figures:
-        lines.append(f"\n{figure.name} ({figure.source})")
-        if figure.name not in done:
-            lines.append(f"  not run: {refused[figure.name]}")
-            continue
-        lines += [f"  {claim.verdict:8}  {claim.says}: {number(claim)}" for claim in done[figure.name].claims]
-    return "\n".join(lines)
+        text.append(f"\n{figure.name} ({figure.source})")
+        text += lines(done[figure.name].claims) if figure.name in done else [f"  not run: {refused[figure.name]}"]
+    return "\n".join(text)
 
 
-def sentence(claims: Sequence[Claim]) -> str:
-    """One sentence that lists the claims that are seen, not seen and reversed, with their numbers."""
-    parts = []
-    for verdict in (SEEN, NOT_SEEN, REVERSED):
-        matching = [f"{claim.says} ({number(claim)})" for claim in claims if claim.verdict == verdict]
-        if matching:
-            parts.append(f"{verdict}: {'; '.join(matching)}")
-    return ". ".join(parts) + "."
+def lines(claims: Sequence[Claim]) -> list[str]:
+    """One line for each claim: its verdict, where the paper states it, and the number that decides it."""
+    return [f"  {claim.verdict:11}  {claim.says} ({standing(claim)}): {number(claim)}" for claim in claims]
+
+
+def standing(claim: Claim) -> str:
+    """Where a paper states a claim, and what of its setting is missing."""
+    if not claim.place:
+        return "an extension"
+    if not claim.unmet:
+        return claim.place
+    missing = "; ".join(f"{condition.says}: {condition.measured}" for condition in claim.unmet)
+    return f"{claim.place}, outside its setting: {missing}"
 
 
 def number(claim: Claim) -> str:
-    """The number that decides a claim, with its interval and unit."""
-    return f"{claim.measured} {interval(claim.interval)}" + (f", margin {claim.margin:g}" if claim.margin else "")
+    """The number that decides a claim, with its interval, its threshold and the paper's own number."""
+    threshold = f", counts above {claim.least:g}" if claim.least else ""
+    printed = f"; the paper: {claim.printed}" if claim.printed else ""
+    return f"{claim.measured} {interval(claim.interval)}{threshold}{printed}"
 
 
 def interval(mean: Interval) -> str:
@@ -129,7 +157,10 @@ def interval(mean: Interval) -> str:
 
 def claim_as_dict(claim: Claim) -> dict[str, Any]:
     """A claim as JSON."""
-    content = {"says": claim.says, "measured": claim.measured, "verdict": claim.verdict, "margin": claim.margin}
+    content = {
+        name: getattr(claim, name) for name in ("says", "measured", "verdict", "place", "scored", "least", "printed")
+    }
+    content["setting"] = [asdict(condition) for condition in claim.setting]
     return content | {"interval": claim.interval.as_dict(), "by seed": [finite(value) for value in claim.values]}
 
 
@@ -215,6 +246,13 @@ def _log_axis(ax: Axes, values: Sequence[float]) -> None:
 
 
 def _row(claim: Claim) -> dict[str, Any]:
-    margin = f" (margin {claim.margin:g})" if claim.margin else ""
-    content = {"says": claim.says, "measured": claim.measured + margin, "verdict": claim.verdict}
-    return content | {"interval": interval(claim.interval), "seeds": len(claim.values)}
+    threshold = f" (counts above {claim.least:g})" if claim.least else ""
+    return {
+        "says": claim.says,
+        "verdict": claim.verdict,
+        "scored": claim.scored,
+        "standing": standing(claim),
+        "printed": claim.printed,
+        "measured": claim.measured + threshold,
+        "interval": interval(claim.interval),
+    }

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 
+TOP = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
+"""Shares of the held-out subjects, the most popular first."""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """The transformer, its pretraining (AdamW, linear decay) and its finetuning (AdamW, constant rate)."""
@@ -49,13 +53,16 @@ def finetune(
 ) -> dict[str, list[list[float]] | list[int]]:
     """Train a model in place on prompts (s, p_r) -> a of a split's subjects; return observations of its held-out facts.
 
-    The keys are "steps"; "accuracy", by fifth of the popularity of all subjects; and "subject attention" (mean over
-    heads), by layer. They are observed before training and `observations` times during it.
+    The keys are "steps"; "accuracy", by fifth of the popularity of all subjects; "accuracy of top", of the most popular
+    of the held-out subjects, by `TOP`; and "subject attention" (mean over heads), by layer. They are observed before
+    training and `observations` times during it.
     """
     chosen = split_subjects(world, split, [seed])
     train, heldout = world.of(chosen.trained), world.of(chosen.heldout)
     generator, every = torch.Generator().manual_seed(seed), max(1, sizes.finetuning_steps // sizes.observations)
-    values: dict = {"steps": [], "accuracy": [], "subject attention": []}
+    values: dict = {"steps": [], "accuracy": [], "accuracy of top": [], "subject attention": []}
+    rank = heldout.subject[0].unique(return_inverse=True)[1]  # the most popular subject has the lowest token
+    most = [rank < max(1, round(share * (int(rank.max()) + 1))) for share in TOP]
 
     def observe(step: int) -> None:
         if step % every == 0:
@@ -63,6 +70,7 @@ def finetune(
             fifth = heldout.subject[0] * 5 // world.subjects
             values["steps"].append(step)
             values["accuracy"].append([float(right[fifth == k].double().mean()) for k in range(5)])
+            values["accuracy of top"].append([float(right[chosen].double().mean()) for chosen in most])
             values["subject attention"].append(attention.mean(0).tolist())
 
     def batch() -> Examples:

@@ -70,6 +70,9 @@ SIZES: dict[str, dict[str, Any]] = {
 "harder" has the settings that differ in GPT-2's second sweep of M.
 """
 
+LEAST = 0.01
+"""The smallest difference in accuracy that counts: one percentage point."""
+PLACES = {"multiplicity": "Figures 2(a), 3(a)", "share": "Figures 2(a), 3(a)", "universe": "Figures 2(b), 3(b)"}
 SWEPT = {"multiplicity": "multiplicity K", "share": "finetuning share beta", "universe": "universal phrases M"}
 
 
@@ -168,19 +171,20 @@ def figure_2_claims(results: Sequence[CellResult]) -> list[Claim]:
     """Three trends per model, and M's twice for GPT-2: accuracy at one end of a sweep minus that at the other."""
     sizes, claims = _scale(results), []
 
-    def trend(says: str, name: str, swept: Callable[[Any], Sequence[float]]) -> Claim:
+    def trend(says: str, name: str, swept: Callable[[Any], Sequence[float]], place: str = "") -> Claim:
         low, high = (swept(sizes[name][end]) for end in (0, -1))
         values = tuple((a - b) if name == "universe" else (b - a) for a, b in zip(low, high, strict=True))
-        return Claim(says, f"difference between {sizes[name][0]:g} and {sizes[name][-1]:g}", values)
+        measured = f"difference between {sizes[name][0]:g} and {sizes[name][-1]:g}"
+        return Claim(says, measured, values, place=place, least=LEAST)
 
     for model in MODELS:
         for name, label in SWEPT.items():
             verb = "falls" if name == "universe" else "rises"
             says = f"{model}: accuracy on pairs not finetuned {verb} with {label}"
-            claims.append(trend(says, name, partial(_swept, results, model, name)))
+            claims.append(trend(says, name, partial(_swept, results, model, name), PLACES[name]))
     harder = sizes["harder"]
     says = f"{claims[-1].says}, with K = {harder['multiplicity']} and {harder['pairs']} pairs"
-    return [*claims, trend(says, "universe", partial(_harder, results))]
+    return [*claims, trend(says, "universe", partial(_harder, results), PLACES["universe"])]
 
 
 def _curves(results: Sequence[CellResult]) -> dict[str, list[Mapping[str, Any]]]:
@@ -222,19 +226,26 @@ def steps_claims(results: Sequence[CellResult]) -> list[Claim]:
             f"{label}: long finetuning lowers accuracy on pairs not finetuned",
             "best step minus end",
             lost_by_the_end(by_rank),
+            place="Appendix D" if label.startswith("one-layer, full") else "",
+            least=LEAST,
+            printed="may decrease",
         )
         for label, by_rank in curves.items()
     ]
     full, low = ([max(curve["test"]) for curve in curves[f"one-layer, {rank}"]] for rank in ("full", "rank 1"))
     values = tuple(b - a for a, b in zip(full, low, strict=True))
     says = "one-layer: rank-1 finetuning extracts at most 0.05 less than full finetuning"
-    return [*claims, Claim(says, "rank 1 minus full, each at its best step", values, margin=0.05)]
+    return [
+        *claims,
+        Claim(says, "rank 1 minus full, each at its best step", values, place="Proposition 3", least=-0.05),
+    ]
 
 
 FIGURES = (
     PaperFigure(
         "xu-chen-fig2",
-        "Xu & Chen 2025, Figures 2a to 2d (3a and 3b)",
+        "Xu & Chen 2025",
+        "Figures 2 and 3",
         "Accuracy on questions about pairs that are not finetuned, against the multiplicity K, the share beta of "
         "frequent pairs in finetuning, and the number M of universal phrases; for the one-layer model and a GPT-2 "
         "without positions. Each value is the best of 25 to 35 evaluations during finetuning, chosen on these same "
@@ -249,7 +260,8 @@ FIGURES = (
     ),
     PaperFigure(
         "xu-chen-steps",
-        "Xu & Chen 2025, appendix D, Figure 6",
+        "Xu & Chen 2025",
+        "appendix D, Figure 6",
         "Accuracy on pairs not finetuned, during finetuning far beyond convergence of its loss. The best step is "
         "chosen on the other seeds, so that the choice does not bias the difference to the end. In the one-layer "
         "model, rates of 0.1 and 0.3 do not lower accuracy either; a rate of 1, above those of pretraining, lost one "

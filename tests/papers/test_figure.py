@@ -5,27 +5,60 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from attnbalance.papers.figure import NOT_SEEN, REVERSED, SEEN, CellResult, Claim, by_seed, over_seeds
+from attnbalance.papers.figure import (
+    ABSENT,
+    OPPOSITE,
+    SEEN,
+    UNCLEAR,
+    CellResult,
+    Claim,
+    Condition,
+    by_seed,
+    over_seeds,
+)
 
 
 @pytest.mark.parametrize(
-    ("values", "margin", "verdict"),
+    ("values", "least", "level", "verdict"),
     [
-        ((0.1, 0.12, 0.11), 0.0, SEEN),
-        ((-0.1, -0.12, -0.11), 0.0, REVERSED),
-        ((0.1, -0.12, 0.11), 0.0, NOT_SEEN),
-        ((-0.001, 0.001, 0.0), 0.01, SEEN),  # no worse than by the margin
-        ((-0.011, -0.009, -0.01), 0.01, NOT_SEEN),
-        ((-0.05, -0.051, -0.052), 0.01, REVERSED),
-        ((0.0, 0.0, 0.0), 0.0, NOT_SEEN),  # no difference at all is none
+        ((0.1, 0.12, 0.11), 0.0, False, SEEN),
+        ((-0.1, -0.12, -0.11), 0.0, False, OPPOSITE),
+        ((0.1, -0.12, 0.11), 0.0, False, UNCLEAR),
+        ((0.0, 0.0, 0.0), 0.0, False, ABSENT),  # no difference at all is none
+        ((0.05, 0.051, 0.052), 0.01, False, SEEN),
+        ((0.001, 0.002, 0.0015), 0.01, False, ABSENT),  # too small to count, whatever its sign
+        ((-0.001, -0.002, -0.0015), 0.01, False, ABSENT),
+        ((0.009, 0.011, 0.01), 0.01, False, UNCLEAR),
+        ((-0.05, -0.051, -0.052), 0.01, False, OPPOSITE),
+        ((-0.001, 0.001, 0.0), -0.01, False, SEEN),  # no worse than by the tolerance
+        ((-0.011, -0.009, -0.01), -0.01, False, UNCLEAR),
+        ((-0.05, -0.051, -0.052), -0.01, False, OPPOSITE),
+        ((0.95, 0.96, 0.97), 0.9, True, SEEN),
+        ((0.45, 0.46, 0.47), 0.9, True, ABSENT),  # a level that is not reached has no opposite
+        ((-1.0, -1.0, -1.0), 0.0, True, ABSENT),
+        ((0.5, 0.99, 0.99), 0.9, True, UNCLEAR),
     ],
 )
-def test_a_claim_is_judged_by_where_its_interval_lies(values: tuple[float, ...], margin: float, verdict: str) -> None:
-    claim = Claim("a is above b", "a minus b", values, margin)
+def test_a_claim_is_judged_by_where_its_interval_lies(
+    values: tuple[float, ...], least: float, level: bool, verdict: str
+) -> None:
+    claim = Claim("a is above b", "a minus b", values, least=least, level=level)
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95) if len(set(values)) > 1 else None
     if expected:
         assert (claim.interval.low, claim.interval.high) == pytest.approx((expected.low, expected.high))
     assert claim.verdict == verdict
+
+
+def test_only_a_papers_own_statement_in_its_own_setting_is_scored() -> None:
+    met, unmet = Condition("W_V is frozen", "frozen", met=True), Condition("one rate", "two rates", met=False)
+    for place, setting, scored in (
+        ("Figure 1", (), True),
+        ("Figure 1", (met,), True),
+        ("Figure 1", (met, unmet), False),
+        ("", (met,), False),
+    ):
+        assert Claim("a", "b", (1.0, 1.0), place=place, setting=setting).scored is scored
+    assert Claim("a", "b", (1.0, 1.0), setting=(met, unmet)).unmet == (unmet,)
 
 
 def test_numbers_are_taken_seed_by_seed_whatever_the_order_of_results() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from attnbalance.papers.figure import CellResult
 from attnbalance.papers.ghosal_fig2 import FIG2A, FIG2B, FIG2C
-from attnbalance.papers.two_tokens import Sizes
+from attnbalance.papers.two_tokens import TOP, Sizes
 
 TINY = Sizes(layers=1, d_model=16, heads=2, batch_size=32, learning_rate=0.01, finetuning_steps=4, observations=2)
 WORLD = {"subjects": 40, "relations": 2, "answers": 6}
@@ -34,15 +34,28 @@ def test_figures_2a_to_2c_share_the_usual_pretraining() -> None:
 
 
 def test_claims_of_figure_2_are_the_differences_they_say() -> None:
-    def result(seed: int, top: float, whole: float, random: float, bottom: float, alpha: float = 1.0) -> CellResult:
-        accuracy = {"top": top, "whole": whole, "random": random, "bottom": bottom}
-        values = {name: {"accuracy": [[0.0] * 5, [share] * 5]} for name, share in accuracy.items()}
-        return CellResult({"seed": seed, "alpha": alpha, "steps": 500}, values)
+    def result(seed: int, *accuracy: float, alpha: float = 1.0, steps: int = 2000, stored: float = 1.0) -> CellResult:
+        values: dict[str, object] = {"stored": stored}
+        for name, share in zip(("top", "whole", "random", "bottom"), accuracy, strict=True):
+            of_top = [share + (0.1 if name == "top" and k else 0.0) for k in range(len(TOP))]
+            values[name] = {"accuracy": [[0.0] * 5, [share] * 5], "accuracy of top": [of_top, of_top]}
+        return CellResult({"seed": seed, "alpha": alpha, "steps": steps}, values)
 
     claims = FIG2A.claims([result(0, 0.7, 0.65, 0.6, 0.5), result(1, 0.8, 0.7, 0.6, 0.4)])
     assert [claim.values for claim in claims] == [
-        pytest.approx(values) for values in ((0.05, 0.1), (0.05, 0.1), (0.1, 0.2), (0.2, 0.4))
+        pytest.approx(values) for values in ((0.2, 0.4), (0.1, 0.1), (0.05, 0.1), (0.05, 0.1), (0.1, 0.2))
     ]
-    gaps = {0.25: 0.01, 0.5: 0.02, 1.0: 0.1, 1.5: 0.2, 2.0: 0.3}
-    results = [result(seed, 0.5 + gap, 0, 0, 0.5, alpha) for alpha, gap in gaps.items() for seed in (0, 1)]
+    assert [claim.scored for claim in claims] == [True, True, False, False, False]
+    [forgetful, *_] = FIG2A.claims([result(0, 0.7, 0.6, 0.6, 0.5, stored=0.7), result(1, 0.7, 0.6, 0.6, 0.5)])
+    assert [condition.measured for condition in forgetful.unmet] == ["70.0% of the facts or more"]
+    gaps = {0.25: 0.01, 0.5: 0.02, 0.75: 0.05, 1.0: 0.1, 1.25: 0.3}
+    results = [result(seed, 0.5 + gap, 0, 0, 0.5, alpha=alpha) for alpha, gap in gaps.items() for seed in (0, 1)]
     assert [claim.values for claim in FIG2B.claims(results)] == [pytest.approx((0.09, 0.09)), pytest.approx((0.2, 0.2))]
+    results = [
+        result(seed, 0.5 + gap, 0, 0, 0.5, steps=steps, stored=0.5 if steps < 2000 else 1.0)
+        for steps, gap in ((500, 0.3), (2000, 0.2), (8000, 0.05))
+        for seed in (0, 1)
+    ]
+    [claim] = FIG2C.claims(results)
+    assert (claim.values, claim.scored) == (pytest.approx((0.15, 0.15)), True)
+    assert claim.says == "pretraining 4 times as long narrows the gap"

@@ -49,6 +49,26 @@ def test_cells_become_panels_and_claims_with_one_value_a_seed() -> None:
     ends = {
         split: [result.values[split]["subject attention"][-1] for result in results[:2]] for split in ("top", "bottom")
     }
-    assert claims[0].values == pytest.approx([0.1 - share for share in ends["bottom"]])
-    assert claims[1].values == pytest.approx([a - b for a, b in zip(ends["top"], ends["bottom"], strict=True)])
-    assert [claim.says.split(":")[0] for claim in claims[: 3 * len(REGIMES) : 3]] == list(REGIMES)
+    assert claims[1].values == pytest.approx([1 - share for share in ends["bottom"]])
+    assert claims[2].values == pytest.approx([a - b for a, b in zip(ends["top"], ends["bottom"], strict=True)])
+    by_regime = claims[1 : 1 + 3 * len(REGIMES)]
+    assert [claim.says.split(":")[0] for claim in by_regime[::3]] == list(REGIMES)
+    relation = [[each.values["bottom"]["relation attention"][-1] for each in results[k : k + 2]] for k in (0, 2, 4, 6)]
+    best = [max(range(4), key=lambda k, other=other: relation[k][other]) for other in (1, 0)]  # on the other seed
+    assert claims[0].values == pytest.approx([relation[k][seed] for seed, k in enumerate(best)])
+    assert {claim.scored for claim in by_regime[3:]} == {False}
+
+
+def test_the_regime_of_one_rate_is_scored_where_all_facts_are_stored() -> None:
+    def result(regime: str, seed: int, stated: float) -> CellResult:
+        names = ("accuracy", "accuracy at even attention", "subject attention", "relation attention")
+        course = {name: [0.5] * len(OBSERVED) for name in names}
+        return CellResult({"regime": regime, "seed": seed}, {"stated": stated, "top": course, "bottom": course})
+
+    for stated, scored in ((0.995, True), (0.98, False)):
+        claims = FIG6.claims([result(regime, seed, stated) for regime in REGIMES for seed in (0, 1)])
+        own = [claim for claim in claims if claim.says.startswith("one rate: FT-top")]
+        assert [claim.scored for claim in own] == [scored] * 2
+        assert [claim.verdict for claim in own] == ["absent"] * 2
+        others = [claim for claim in claims if claim.place.startswith("Figure 6") and claim not in own]
+        assert {len(claim.unmet) for claim in others} == {1 if scored else 2}

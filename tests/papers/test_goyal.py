@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from attnbalance.papers.figure import REVERSED, SEEN, CellResult, PaperFigure
+from attnbalance.papers.figure import ABSENT, OPPOSITE, SEEN, CellResult, PaperFigure
 from attnbalance.papers.goyal import FIGURES, GOYAL_PROP1, GOYAL_THM1
 from attnbalance.papers.goyal_runs import (
     ARMS,
@@ -16,6 +16,7 @@ from attnbalance.papers.goyal_runs import (
     LIMITS,
     PLAIN,
     RATES,
+    TRAINED,
 )
 
 TINY = {"points": 3, "tests": 2, "subjects": 20, "answers": 30, "steps": 40}
@@ -38,7 +39,7 @@ def results() -> Mapping[str, list[CellResult]]:
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_cells_have_names_of_their_own_and_settings_that_json_holds(scale: str) -> None:
     cells = [cell for figure in FIGURES for cell in figure.cells(scale, (0, 1), "")]
-    assert len({cell.name for cell in cells}) == len(cells) == 2 * (1 + len(ARMS + LIMITS))
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * (1 + len(ARMS + LIMITS + TRAINED))
     for cell in cells:
         assert json.loads(json.dumps(dict(cell.settings))) == dict(cell.settings)
         assert cell.settings["seed"] in (0, 1)
@@ -47,7 +48,7 @@ def test_cells_have_names_of_their_own_and_settings_that_json_holds(scale: str) 
 @pytest.mark.parametrize("figure", FIGURES)
 def test_panels_and_claims_have_one_value_a_seed(figure: PaperFigure, results: Mapping[str, list[CellResult]]) -> None:
     panels, claims = figure.panels(results[figure.name]), figure.claims(results[figure.name])
-    assert len(panels) == 3
+    assert len(panels) == (3 if figure is GOYAL_PROP1 else 4)
     for panel in panels:
         assert panel.series
         for line in panel.series:
@@ -76,7 +77,7 @@ def test_the_pull_changes_sign_at_eta_star_and_not_before(results: Mapping[str, 
         assert result.values["theta_S"] == pytest.approx([-pull for pull in result.values["theta_C"]], abs=1e-10)
 
 
-def test_a_claim_is_reversed_where_what_it_says_is(results: Mapping[str, list[CellResult]]) -> None:
+def test_a_claim_is_opposite_where_what_it_says_is(results: Mapping[str, list[CellResult]]) -> None:
     original = results[GOYAL_THM1.name]
     renamed = {PLAIN: FILTERED, FILTERED: PLAIN}
     arms = [renamed.get(result.settings["arm"], result.settings["arm"]) for result in original]
@@ -85,15 +86,23 @@ def test_a_claim_is_reversed_where_what_it_says_is(results: Mapping[str, list[Ce
     ]
     before, after = ({claim.says: claim for claim in GOYAL_THM1.claims(chosen)} for chosen in (original, swapped))
     says = "Training on C points only mitigates the inversion"
-    assert (before[says].verdict, after[says].verdict) == (SEEN, REVERSED)
+    assert (before[says].verdict, after[says].verdict) == (SEEN, OPPOSITE)
     assert after[says].values == tuple(-value for value in before[says].values)
 
 
 def test_no_fall_is_claimed_where_m_c_only_rises() -> None:
     rising = {"M_C": [0.1, 0.2, 0.3], "attention": [0.1, 0.2, 0.3], "steps": [0, 1, 2]}
-    made_up = [CellResult({"seed": seed, "arm": arm}, rising) for seed in SEEDS for arm in ARMS + LIMITS]
-    claims = {claim.says: claim.values for claim in GOYAL_THM1.claims(made_up)}
-    assert claims["M_C rises at first"] == pytest.approx([0.2] * 3)
-    assert claims["Context-parametric inversion: M_C falls afterwards"] == pytest.approx(
-        [-0.01] * 3
-    )  # less the least that counts
+    made_up = [CellResult({"seed": seed, "arm": arm}, rising) for seed in SEEDS for arm in ARMS + LIMITS + TRAINED]
+    claims = {claim.says: claim for claim in GOYAL_THM1.claims(made_up)}
+    assert claims["M_C rises at first"].values == pytest.approx([0.2] * 3)
+    fall = claims["Context-parametric inversion: M_C falls afterwards"]
+    assert (fall.values, fall.verdict) == ((0.0,) * 3, ABSENT)
+
+
+def test_the_theorems_large_steps_raise_m_c_and_lower_it_again(results: Mapping[str, list[CellResult]]) -> None:
+    claims = {claim.says: claim for claim in GOYAL_PROP1.claims(results[GOYAL_PROP1.name])}
+    for says in ("One large step raises M_C in conflicts", "The second large step lowers M_C again"):
+        assert min(claims[says].values) > 0
+        assert claims[says].scored
+    leaps = [result.values["leap"] for result in results[GOYAL_PROP1.name]]
+    assert all(before < 0.5 and before < once > twice for before, once, twice in leaps)

@@ -7,8 +7,19 @@ import math
 import numpy as np
 import pytest
 
-from attnbalance.papers.figure import Claim, Panel, Series
-from attnbalance.papers.page import answer_of, draw_panels, headline, number, panel_as_dict, sentence
+from attnbalance.papers.figure import Claim, Condition, Panel, PaperFigure, Series
+from attnbalance.papers.page import (
+    Done,
+    answer_of,
+    claim_as_dict,
+    draw_panels,
+    headline,
+    lines,
+    number,
+    panel_as_dict,
+    scores,
+    standing,
+)
 from attnbalance.statistics.intervals import Interval
 
 
@@ -67,18 +78,53 @@ def test_what_is_drawn_is_told_as_json() -> None:
     assert content["series"][0]["y"][1] == {"mean": 1.0, "low": None, "high": None, "n": 5}
 
 
-def test_claims_are_put_into_words_by_verdict() -> None:
-    claims = [
-        Claim("x rises", "x, logits", (1.0, 1.1, 1.2)),
-        Claim("y rises", "y", (-1.0, -1.1, -1.2)),
-        Claim("z is no worse", "z", (0.0, 0.01, -0.01), 0.5),
-        Claim("w rises", "w", (1.0, -1.0, 0.1)),
+WIDTH = 4.302653 * np.std([1.0, 1.1, 1.2], ddof=1) / np.sqrt(3)
+"""Of the interval of three values 0.1 apart: Student's t with two degrees of freedom."""
+
+RISES = Claim("x rises", "x, logits", (1.0, 1.1, 1.2), place="Figure 1", printed="about 1")
+FROZEN = Condition("W_V is frozen", "trained", met=False)
+CLAIMS = (
+    RISES,
+    Claim("y rises", "y", (-1.0, -1.1, -1.2), place="Section 2"),
+    Claim("z is no worse", "z", (0.0, 0.01, -0.01), place="Section 3", least=-0.5),
+    Claim("w rises", "w", (1.0, -1.0, 0.1), place="Section 4", setting=(FROZEN,)),
+    Claim("v is 1", "v", (0.5, 0.5, 0.5), least=0.9, level=True),
+)
+
+
+def paper_figure(name: str, paper: str) -> PaperFigure:
+    return PaperFigure(name, paper, "Figure 1", "", lambda *_: [], dict, lambda _: [], lambda _: [])
+
+
+def test_a_claim_is_told_with_its_place_its_number_and_the_papers() -> None:
+    bounds = f"[{1.1 - WIDTH:+.3g}, {1.1 + WIDTH:+.3g}]"
+    assert number(RISES) == f"x, logits +1.1 {bounds}; the paper: about 1"
+    assert number(CLAIMS[2]).endswith(", counts above -0.5")
+    assert [standing(claim) for claim in CLAIMS] == [
+        "Figure 1",
+        "Section 2",
+        "Section 3",
+        "Section 4, outside its setting: W_V is frozen: trained",
+        "an extension",
     ]
-    width = 4.302653 * np.std([1.0, 1.1, 1.2], ddof=1) / np.sqrt(3)  # Student's t with two degrees of freedom
-    assert number(claims[0]) == f"x, logits +1.1 [{1.1 - width:+.3g}, {1.1 + width:+.3g}]"
-    assert number(claims[2]).endswith("margin 0.5")
-    text = sentence(claims)
-    assert text.index("seen: x rises") < text.index("z is no worse") < text.index("not seen: w rises")
-    assert text.index("not seen") < text.index("reversed: y rises")
-    assert headline({}, {"b": "", "a": ""}) == "Of 0 claims 0 are seen, 0 not seen, 0 reversed. Not run: a and b."
-    assert answer_of([], {}, {}) == "Of 0 claims 0 are seen, 0 not seen, 0 reversed."
+    told = lines(CLAIMS)
+    assert told[0] == f"  seen         x rises (Figure 1): x, logits +1.1 {bounds}; the paper: about 1"
+    assert [line.split("  ")[1] for line in told] == ["seen", "opposite", "seen", "cannot tell", "absent"]
+
+
+def test_papers_are_scored_apart_and_by_their_own_statements_in_their_own_settings() -> None:
+    figures = [paper_figure("a", "One"), paper_figure("b", "Two"), paper_figure("c", "One")]
+    done = {"a": Done([], CLAIMS), "b": Done([], CLAIMS[1:2]), "c": Done([], CLAIMS[:1])}
+    one, two = scores(figures, done).values()
+    assert one == {
+        "counts": {"seen": 3, "opposite": 1, "absent": 0, "cannot tell": 0},
+        "outside": 1,
+        "extensions": 1,
+    }
+    assert two["counts"] == {"seen": 0, "opposite": 1, "absent": 0, "cannot tell": 0}
+    assert headline(figures, done, {"e": "", "d": ""}) == (
+        "One: of 4 statements in the paper's setting 3 seen, 1 opposite, 0 absent, 0 cannot tell; Two: of 1 statements "
+        "in the paper's setting 0 seen, 1 opposite, 0 absent, 0 cannot tell. Not run: d and e."
+    )
+    assert answer_of([], {}, {}) == "No figure was run."
+    assert claim_as_dict(CLAIMS[3])["setting"] == [{"says": "W_V is frozen", "measured": "trained", "met": False}]

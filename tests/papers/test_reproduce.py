@@ -36,7 +36,8 @@ def run(settings: Mapping) -> dict[str, float]:
 def figure(name: str, ks: tuple[int, ...]) -> PaperFigure:
     return PaperFigure(
         name,
-        "Someone 2024, <Figure 1>",
+        "Someone 2024",
+        "<Figure 1>",
         "About $x$ & <b>.",
         lambda scale, seeds, facts: [
             Cell(f"cell-{k}-{s}", {"seed": s, "k": k, "facts": facts if k == 9 else ""}) for k in ks for s in seeds
@@ -46,9 +47,10 @@ def figure(name: str, ks: tuple[int, ...]) -> PaperFigure:
             Panel("x", "k", "x", (Series("a", tuple(ks), tuple(seed_interval(values(results, k)) for k in ks)),))
         ],
         lambda results: [
-            Claim("x is <above> 0", "x", values(results, ks[0])),
-            Claim("x is below 0", "minus x", tuple(-x for x in values(results, ks[0]))),
-            Claim("x is above 0.1", "x minus 0.1", tuple(x - 0.1 for x in values(results, 0))),
+            Claim("x is <above> 0", "x", values(results, ks[0]), place="<Figure 1>"),
+            Claim("x is below 0", "minus x", tuple(-x for x in values(results, ks[0])), place="Section 2"),
+            Claim("x is above 0.1", "x", values(results, 0), place="Section 2", least=0.1),
+            Claim("x is large", "x", values(results, 0), least=100, level=True),
         ],
     )
 
@@ -70,11 +72,12 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_cell_runs_once_and_figures_share_what_they_have_in_common(tmp_path: Path) -> None:
     answer = reproduce(["first", "second"], tmp_path / "out", seeds=3, workers=1)
     assert sorted(RUNS) == sorted(f"{k}-{s}" for k in (0, 1, 2) for s in range(3))
-    assert answer.startswith("Of 6 claims 2 are seen, 2 not seen, 2 reversed.")
+    counts = "of 6 statements in the paper's setting 2 seen, 2 opposite, 0 absent, 2 cannot tell"
+    assert answer.startswith(f"Someone 2024: {counts}.")
     content = json.loads((tmp_path / "out" / "first.json").read_text())
-    assert [claim["verdict"] for claim in content["claims"]] == ["seen", "reversed", "not seen"]
+    assert [claim["verdict"] for claim in content["claims"]] == ["seen", "opposite", "cannot tell", "absent"]
     assert content["claims"][0]["by seed"] == pytest.approx([1.0, 1.1, 1.2])
-    assert "seen: x is <above> 0 (x +1.1 [+0.852, +1.35])" in content["sentence"]
+    assert "seen         x is <above> 0 (<Figure 1>): x +1.1 [+0.852, +1.35]" in content["answer"]
     assert content["panels"][0]["series"][0]["y"][0]["mean"] == pytest.approx(1.1)
     assert content["versions"]["torch"]
     RUNS.clear()
@@ -135,9 +138,10 @@ def test_the_page_holds_every_claim_and_escapes_what_it_is_told(tmp_path: Path) 
     assert "x is &lt;above&gt; 0" in page
     assert "Someone 2024, &lt;Figure 1&gt;.</strong> About $x$ &amp; &lt;b&gt;." in page
     assert "attnbalance reproduce &lt;all&gt;" in page
-    assert "Of 6 claims 2 are seen, 2 not seen, 2 reversed. Not run: real." in page
+    assert "2 seen, 2 opposite, 0 absent, 2 cannot tell. Not run: real." in page
+    assert "<td>Someone 2024</td><td>2</td><td>2</td><td>0</td><td>2</td><td>0</td><td>2</td>" in page
     assert page.count("<svg") == 2
-    assert "not run: there are no such facts" in page
+    assert "Not run: there are no such facts" in page
     assert 'src="http' not in page
     assert 'href="http' not in page
     assert "<script" not in page

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbalance.errors import DivergenceError
-from attnbalance.papers.two_tokens import Sizes, finetune, pretrain, read
+from attnbalance.papers.two_tokens import TOP, Sizes, finetune, pretrain, read
 from attnbalance.theory.triples import make_triples, split_subjects
 
 TINY = Sizes(layers=1, d_model=16, heads=2, batch_size=32, learning_rate=0.01, finetuning_steps=4, observations=2)
@@ -50,6 +50,10 @@ def test_finetuning_observes_heldout_facts_by_popularity_and_leaves_other_prompt
     right = read(model, heldout)[0].double()
     by_fifth = [float(right[heldout.subject[0] * 5 // 40 == k].mean()) for k in range(5)]
     assert values["accuracy"][-1] == pytest.approx(by_fifth)
+    held = sorted(set(heldout.subject[0].tolist()))  # 20 subjects; a lower token is a more popular one
+    for share, accuracy in zip(TOP, values["accuracy of top"][-1], strict=True):
+        chosen = [int(subject) in held[: round(20 * share)] for subject in heldout.subject[0]]
+        assert accuracy == pytest.approx(float(right[torch.tensor(chosen)].mean()))
 
 
 def test_a_rate_that_diverges_is_reported() -> None:

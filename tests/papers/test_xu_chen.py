@@ -40,7 +40,7 @@ def made_up(accuracy: Any) -> list[CellResult]:
 def test_trends_of_figure_2_are_read_off_its_sweeps() -> None:
     results = made_up(lambda model, K, M, share: K / 10 + share - M / 1000 if model == "GPT-2" else 0.3)
     claims = FIGURES["xu-chen-fig2"].claims(results)
-    assert [claim.verdict for claim in claims] == ["not seen"] * 3 + ["seen"] * 4
+    assert [claim.verdict for claim in claims] == ["absent"] * 3 + ["seen"] * 4
     assert claims[3].values == pytest.approx((0.3,) * 3)
     assert claims[4].values == pytest.approx((0.45,) * 3)
     assert claims[5].values == pytest.approx((0.112,) * 3)
