@@ -195,10 +195,10 @@ def test_the_page_is_about_all_figures_of_the_folder_and_the_answer_about_those_
     reproduce(["first"], tmp_path, seeds=2)
     answer = reproduce(["second"], tmp_path, seeds=2)
     page = (tmp_path / "report.html").read_text()
-    assert "Of 6 claims" in page
+    assert "of 6 statements" in page
     assert 'id="first"' in page
     assert 'id="second"' in page
-    assert answer.startswith("Of 3 claims")
+    assert answer.startswith("Someone 2024: of 3 statements")
     assert "first" not in answer
 
 
