@@ -79,9 +79,10 @@ def reproduce(
         int | None, typer.Option(min=1, help="Processes; by default one a GPU, or one a CPU core, at most four.")
     ] = None,
 ) -> None:
-    """Reproduce figures of the three papers, each claim judged from intervals over seeds: seen, not seen, or reversed.
+    """Reproduce figures of the three papers; claims are judged seen, opposite, absent or cannot tell.
 
-    Writes, for each figure, NAME.png and NAME.json (all numbers, and one sentence on what is seen), and report.html.
+    Intervals over seeds decide. A paper is scored by its own statements, where the runs meet its setting. Writes, for
+    each figure, NAME.png and NAME.json (all numbers, and the verdicts), and report.html.
     Run it again to go on; figures share what they have in common.
     """
     from attnbalance.papers.reproduce import reproduce as run
