@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -116,6 +117,11 @@ def _above(result: CellResult) -> float:
     return result.values["loss"] - result.values["entropy"]
 
 
+def _from_uniform(result: CellResult) -> float:
+    """Minus the distance of the loss from that of a uniform distribution over all tokens."""
+    return -abs(result.values["loss"] - math.log(result.values["tokens"]))
+
+
 def panels(results: Sequence[CellResult]) -> list[Panel]:
     """The table's two columns as bars, with and without the context token."""
     drawn = []
@@ -204,6 +210,14 @@ def claims(results: Sequence[CellResult]) -> list[Claim]:
             level=True,
         ),
         Claim(
+            "the simplified model without its MLP ends near ln(tokens): it does not store the answers",
+            "minus the distance of the loss from ln(tokens), nats",
+            by_seed(results, _from_uniform, architecture="attention only, no values", context=False),
+            least=-NEAR,
+            level=True,
+            printed="5.5875 = ln 267",
+        ),
+        Claim(
             "the simplified model extracts less with few pairs for each phrase",
             "difference of accuracy",
             minus(right("simplified"), right(FEW)),
@@ -217,7 +231,9 @@ TABLE_3 = PaperFigure(
     "Table 3",
     "One-layer architectures on sentences (s, phrase, a) with K = 5 phrases each: training loss against the entropy "
     "ln(5) / 2 = 0.8047, and accuracy on pairs not finetuned, at the best step of finetuning. Gaussian embeddings "
-    "with fewer dimensions than tokens limit what attention alone can store; identity embeddings do not. Without the "
+    "with fewer dimensions than tokens limit what attention alone can store; identity embeddings do not. The paper "
+    "does not say what its attention-only model is. Without values and MLP, the simplified model's loss stays near the "
+    "logarithm of the number of tokens, and the paper's 5.5875 is ln 267. Without the "
     "context token all pairs have the same 5 phrases. With the context token, and in 'few pairs', there are fewer "
     "pairs, each with 5 of 10 phrases. With few pairs the simplified model extracts less as it converges: given "
     "subject and format token it still predicts a phrase. Finetuning suppresses a phrase through the format token "

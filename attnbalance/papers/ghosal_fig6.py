@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from attnbalance.papers.figure import (
     Cell,
@@ -24,16 +26,19 @@ from attnbalance.theory.attention_only import AttentionOnly, attention_only
 from attnbalance.theory.dynamics import descend
 from attnbalance.theory.triples import Examples, Triples, make_triples, split_subjects
 
-ONE_RATE = "one rate"
+ONE_RATE, SKEWED = "one rate", "one rate, skewed answers"
+EVENLY: dict[str, Any] = {"batch_size": 128, "rate": 20.0, "steps": 2000, "rate_V": 20.0, "rate_KQ": 20.0}
 REGIMES: dict[str, dict[str, Any]] = {
-    ONE_RATE: {"batch_size": 128, "rate": 20.0, "steps": 1000, "rate_V": 20.0, "rate_KQ": 20.0},
+    ONE_RATE: EVENLY,
+    SKEWED: EVENLY | {"answer_alpha": 1.0},
     "attention fast": {"batch_size": 8, "rate": 200.0, "steps": 600, "rate_V": 20.0, "rate_KQ": 40.0},
     "attention first": {"batch_size": 8, "rate": 200.0, "steps": 600, "rate_V": 5.0, "rate_KQ": 20.0},
     "values first": {"batch_size": 8, "rate": 200.0, "steps": 600, "rate_V": 20.0, "rate_KQ": 0.2},
 }
 """Pretraining on sampled batches, and full-batch finetuning.
 
-In the first regime both matrices are trained throughout, at one rate: many small steps store all facts, almost equally.
+In the first two regimes both matrices are trained throughout, at one rate: many small steps store all facts, almost
+equally. In the second one, a relation's answers have Zipf frequencies, so that there is a usual answer to fall back on.
 In the others pretraining trains W_V alone, in a few large steps for each fact, and stores a subject's facts very
 unequally.
 """
@@ -55,9 +60,9 @@ def _one_layer_cell(scale: str, seed: int, regime: str) -> Cell:
 def _run_one_layer(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Pretrain one model, finetune it on FT-Top and on FT-Bottom, and observe held-out prompts during finetuning."""
     seed = settings["seed"]
-    world = make_triples([seed], **settings["world"])
+    world = make_triples([seed], **settings["world"], answer_alpha=settings.get("answer_alpha", 0.0))
     model, generator = attention_only(world.tokens, [seed]), torch.Generator().manual_seed(seed)
-    moves = settings["rate"] if settings["regime"] == ONE_RATE else 0.0
+    moves = settings["rate"] if settings["regime"] in (ONE_RATE, SKEWED) else 0.0
 
     def statements() -> Examples:
         return world.drawn(settings["batch_size"], [generator])
@@ -74,12 +79,13 @@ def _finetune_one_layer(
     tuned = model.copy()
     chosen = split_subjects(world, split, [settings["seed"]])
     train, heldout = world.of(chosen.trained), world.of(chosen.heldout)
-    even = torch.full_like(heldout.weight, 0.5)
+    even, usual = torch.full_like(heldout.weight, 0.5), _usual_answers(train, heldout)
 
     def observe() -> dict[str, torch.Tensor]:
         attention, relevance = tuned.attention(heldout).mean(1), tuned.relevance(heldout)
         return {
             "accuracy": tuned.correct(heldout).double().mean(1),
+            "usual answers": (tuned.predicted(heldout) == usual).double().mean(1),
             "accuracy at even attention": tuned.correct(heldout, even).double().mean(1),
             "subject attention": attention,
             "relation attention": 1 - attention,
@@ -89,12 +95,25 @@ def _finetune_one_layer(
 
     rates = settings["rate_V"], settings["rate_KQ"]
     seen = descend(lambda _: tuned.step(train, *rates), observe, OBSERVED[-1], OBSERVED, lambda: tuned.loss(train))
-    return {"steps": list(seen.steps)} | {name: values[:, 0].tolist() for name, values in seen.values.items()}
+    values = {name: values[:, 0].tolist() for name, values in seen.values.items()}
+    constant = float((usual == heldout.answer).double().mean())
+    return {"steps": list(seen.steps), "accuracy of the usual answers": constant} | values
+
+
+def _usual_answers(train: Examples, heldout: Examples) -> Int[Tensor, "run example"]:
+    """For each held-out prompt of one run, the commonest answer of the training prompts of its relation.
+
+    Ties go to the lowest token.
+    """
+    usual = torch.empty_like(heldout.answer)
+    for query in heldout.query.unique():
+        usual[heldout.query == query] = train.answer[train.query == query].bincount().argmax()
+    return usual
 
 
 def _panels_6(results: Sequence[CellResult]) -> list[Panel]:
     panels = []
-    for name in ("accuracy", "subject attention", "relation attention", "accuracy at even attention"):
+    for name in ("accuracy", "subject attention", "usual answers", "accuracy at even attention"):
         for regime in REGIMES:
             lines = []
             for split in ("top", "bottom"):
@@ -105,14 +124,19 @@ def _panels_6(results: Sequence[CellResult]) -> list[Panel]:
 
 
 def _setting(results: Sequence[CellResult], regime: str) -> tuple[Condition, ...]:
-    """What of the paper's setting a regime has: one rate (C.1 names none), and all facts stored (section 3.2)."""
+    """What of the paper's setting a regime has; C.1 names neither rates nor frequencies of answers."""
     rates = REGIMES[regime]
     stored = min(by_seed(results, lambda result: result.values["stated"], regime=regime))
     return (
         Condition(
             "both matrices learn throughout, at one rate",
             f"finetuning rates: W_V {rates['rate_V']:g}, W_KQ {rates['rate_KQ']:g}",
-            met=regime == ONE_RATE,
+            met=regime in (ONE_RATE, SKEWED),
+        ),
+        Condition(
+            "a relation's answers are equally frequent",
+            "Zipf frequencies" if regime == SKEWED else "drawn uniformly",
+            met=regime != SKEWED,
         ),
         Condition("all facts are stored", f"{stored:.1%} of the facts or more", met=stored >= STORED),
     )
@@ -169,10 +193,23 @@ def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
                 setting=setting,
             ),
         ]
+    before, *by_usual = [
+        at(split, "usual answers", step, SKEWED) for split, step in (("bottom", 0), ("bottom", end), ("top", end))
+    ]
     fast, first = "attention fast", "attention first"
     hidden = minus(at("bottom", "accuracy at even attention", end, fast), at("bottom", "accuracy", end, fast))
     return [
         *claims,
+        Claim(
+            f"{SKEWED}: FT-bottom comes to give the usual answer",
+            "share of held-out prompts, the end minus before finetuning",
+            minus(by_usual[0], before),
+        ),
+        Claim(
+            f"{SKEWED}: FT-bottom ends by giving the usual answer more often than FT-top",
+            "share of held-out prompts, bottom minus top",
+            minus(*by_usual),
+        ),
         Claim(
             f"{fast}: FT-bottom's accuracy falls", "before finetuning minus the end", bottom("accuracy", fast, 0, end)
         ),
@@ -192,8 +229,9 @@ FIG6 = PaperFigure(
     "Ghosal et al. 2024",
     "Figure 6 and appendix C.1",
     "The theory's attention-only model, finetuned by full-batch gradient descent on the more or the less popular "
-    "half, in four regimes. The paper does not give its learning rates, which determine what is seen. One rate: both "
-    "matrices learn throughout; long pretraining in small steps stores all facts. In the others, pretraining trains "
+    "half, in five regimes. The paper does not give its learning rates, which determine what is seen. One rate: both "
+    "matrices learn throughout; long pretraining in small steps stores all facts. With skewed answers, each relation's "
+    "answers have Zipf frequencies. In the others, pretraining trains "
     "W_V alone, in a few large steps per fact. Attention fast: W_KQ learns twice as fast as W_V; the relation token "
     "soon gets all attention. Attention first: both learn more slowly, W_KQ four times as fast as W_V; accuracy rises, "
     "falls while the subject gets no attention, and recovers. Values first: W_KQ learns a hundred times more slowly "

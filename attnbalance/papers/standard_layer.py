@@ -18,6 +18,7 @@ ARCHITECTURES: dict[str, dict[str, bool]] = {
     "uniform attention + MLP": {"mlp": True, "uniform": True},
     "attention only": {"mlp": False, "uniform": False},
     "attention only, identity": {"mlp": False, "uniform": False, "identity": True},
+    "attention only, no values": {"mlp": False, "uniform": False, "values": False},
 }
 """Arguments of `OneLayer`; "identity" has one dimension per token."""
 
@@ -26,17 +27,20 @@ class OneLayer(nn.Module):
     """A standard layer without positions: attention (four matrices), MLP (two), two norms and a linear readout.
 
     Token embeddings are fixed: Gaussian with length about 1, or the identity. Attention may be uniform, and the MLP may
-    be omitted.
+    be omitted. Without values, the logits are the products of the attended embeddings' mean with every token's: what is
+    left of the simplified model of Xu & Chen (section 2) if its MLP is taken away.
     """
 
-    def __init__(self, tokens: int, d_model: int, *, mlp: bool, uniform: bool, identity: bool = False) -> None:
+    def __init__(
+        self, tokens: int, d_model: int, *, mlp: bool, uniform: bool, identity: bool = False, values: bool = True
+    ) -> None:
         """Raises `DataError` if identity embeddings do not have one dimension per token."""
         super().__init__()
         if identity and d_model != tokens:
             raise DataError(f"identity embeddings need d_model equal to the number of tokens, {tokens}; got {d_model}")
         drawn = torch.eye(tokens) if identity else torch.randn(tokens, d_model) / math.sqrt(d_model)
         self.register_buffer("embedding", drawn)
-        self.uniform = uniform
+        self.uniform, self.values = uniform, values
         self.query, self.key, self.value, self.output = (nn.Linear(d_model, d_model, bias=False) for _ in range(4))
         self.before, self.after = nn.RMSNorm(d_model), nn.RMSNorm(d_model)
         inner = (nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model))
@@ -49,6 +53,8 @@ class OneLayer(nn.Module):
         read = self.before(x)
         score = torch.einsum("sd,spd->sp", self.query(read[:, -1]), self.key(read)) / math.sqrt(x.shape[-1])
         share = (score * (not self.uniform)).masked_fill(tokens < 0, -math.inf).softmax(-1)
+        if not self.values:
+            return torch.einsum("sp,spd->sd", share, x) @ self.get_buffer("embedding").T
         x = x[:, -1] + self.output(torch.einsum("sp,spd->sd", share, self.value(read)))
         x = x if self.mlp is None else x + self.mlp(self.after(x))
         return self.readout(x)
@@ -83,7 +89,8 @@ def train_standard(settings: Mapping[str, Any]) -> dict[str, float]:
         model = OneLayer(sentences.tokens, d_model, **kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["rate"], weight_decay=0.1)
     losses = [_step(model, optimizer, samples) for _ in range(settings["steps"])]
-    return {"entropy": sentences.entropy, "loss": losses[-1], "accuracy": _extracted(model, split, settings)}
+    accuracy = _extracted(model, split, settings)
+    return {"entropy": sentences.entropy, "tokens": sentences.tokens, "loss": losses[-1], "accuracy": accuracy}
 
 
 def _step(model: OneLayer, optimizer: torch.optim.Optimizer, samples: Samples) -> float:

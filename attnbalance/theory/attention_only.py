@@ -75,15 +75,21 @@ class AttentionOnly:
         surprisal = -self.logits(asked).log_softmax(-1).gather(-1, asked.answer[..., None])[..., 0]
         return (surprisal * asked.weight).sum(-1)
 
-    def correct(
+    def predicted(
         self, asked: Examples, share: Float[Tensor, "run example"] | None = None
-    ) -> Bool[Tensor, "run example"]:
-        """Whether arg max decoding gives the answer, with the model's own attention or with `share` on the subject.
+    ) -> Int[Tensor, "run example"]:
+        """The token of arg max decoding, with the model's own attention or with `share` on the subject.
 
         Ties go to the lowest token.
         """
         logits = self.logits(asked) if share is None else self.mixed(asked, share)
-        return logits.argmax(-1) == asked.answer
+        return logits.argmax(-1)
+
+    def correct(
+        self, asked: Examples, share: Float[Tensor, "run example"] | None = None
+    ) -> Bool[Tensor, "run example"]:
+        """Whether `predicted` is the answer."""
+        return self.predicted(asked, share) == asked.answer
 
     def salience(self, asked: Examples) -> Float[Tensor, "run example"]:
         """S(s, r, a) = phi(a)^T W_V phi(s) in logits (Definition 4.1): the stored value, independent of attention."""

@@ -85,12 +85,14 @@ def make_triples(
     relations: int,
     answers: int,
     alpha: float | Sequence[float] = 1.0,
+    answer_alpha: float = 0.0,
     dtype: torch.dtype = torch.float64,
 ) -> Triples:
     """A world for each seed; the k-th subject's popularity is proportional to k^-alpha (one alpha, or one per run).
 
-    The `answers` are divided among the relations; a fact's answer is drawn uniformly from those of its relation. Raises
-    `DataError` unless alpha > 0, subjects >= 2, 1 <= relations <= answers and there is a seed.
+    The `answers` are divided among the relations. A fact's answer is drawn from those of its relation: uniformly, or
+    the k-th with a probability proportional to k^-answer_alpha. Raises `DataError` unless alpha > 0, answer_alpha >= 0,
+    subjects >= 2, 1 <= relations <= answers and there is a seed.
     """
     alphas = [alpha] * len(seeds) if isinstance(alpha, int | float) else list(alpha)
     if len(alphas) != len(seeds) or not seeds:
@@ -99,6 +101,8 @@ def make_triples(
         )
     if not all(0 < exponent < float("inf") for exponent in alphas):
         raise DataError(f"the Zipf exponent alpha must be finite and > 0, got {min(alphas)}")
+    if not 0 <= answer_alpha < float("inf"):
+        raise DataError(f"the Zipf exponent answer_alpha must be finite and >= 0, got {answer_alpha}")
     if subjects < 2 or relations < 1:
         raise DataError(f"expected at least 2 subjects and 1 relation, got {subjects} and {relations}")
     if relations > answers:
@@ -111,9 +115,17 @@ def make_triples(
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         dealt = torch.arange(answers).tensor_split(relations)
-        columns = [part[torch.randint(len(part), (subjects,), generator=generator)] for part in dealt]
+        columns = [part[_drawn(len(part), subjects, answer_alpha, generator)] for part in dealt]
         answer.append(first + torch.stack(columns, dim=1))
     return Triples(torch.stack(answer), weight, first + answers)
+
+
+def _drawn(answers: int, count: int, alpha: float, generator: torch.Generator) -> Int[Tensor, " count"]:
+    """`count` indices below `answers`; index k - 1 has a probability proportional to k^-alpha."""
+    if alpha == 0:
+        return torch.randint(answers, (count,), generator=generator)
+    weight = torch.arange(1, answers + 1, dtype=torch.float64) ** -alpha
+    return torch.multinomial(weight, count, replacement=True, generator=generator)
 
 
 @dataclass(frozen=True)

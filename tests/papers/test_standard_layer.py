@@ -46,6 +46,21 @@ def test_a_layer_is_its_equations(mlp: bool) -> None:
         torch.testing.assert_close(row, equations(layer, tokens), atol=1e-5, rtol=0.0)
 
 
+def test_without_values_the_logits_are_products_with_the_attended_mean() -> None:
+    torch.manual_seed(1)
+    layer = OneLayer(6, 4, mlp=False, uniform=False, values=False)
+    x = layer.get_buffer("embedding")
+    scores = [torch.dot(layer.query.weight @ rms(x[2]), layer.key.weight @ rms(x[t])) / 2 for t in (1, 2)]
+    first = 1 / (1 + (scores[1] - scores[0]).exp())
+    mean = first * x[1] + (1 - first) * x[2]
+    expected = torch.stack([torch.dot(mean, row) for row in x])
+    torch.testing.assert_close(layer(torch.tensor([[-1, 1, 2]]))[0], expected, atol=1e-5, rtol=0.0)
+
+
+def rms(x: Tensor) -> Tensor:
+    return x / (x.square().mean() + torch.finfo(x.dtype).eps).sqrt()
+
+
 def test_identity_embeddings_need_one_dimension_a_token() -> None:
     with pytest.raises(DataError, match="5.*4"):
         OneLayer(5, 4, mlp=True, uniform=False, identity=True)
@@ -74,6 +89,7 @@ def test_training_is_adamw_on_the_weighted_sentences_and_the_best_accuracy_is_ke
     optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2, weight_decay=0.1)
     losses = [step(sentences.pretraining(), optimizer) for _ in range(3)]
     assert values["loss"] == pytest.approx(losses[-1], abs=1e-4)  # float32; the loss before the last step
+    assert values["tokens"] == sentences.tokens
     assert values["entropy"] == pytest.approx(0.8047, abs=1e-4)
     split, optimizer, accuracies = sentences.split(0.5), torch.optim.Adam(layer.parameters(), lr=1e-2), []
     for _ in range(6):

@@ -25,6 +25,8 @@ def world() -> Triples:
         ({"alpha": -1.0}, "alpha must be finite and > 0"),
         ({"alpha": float("nan")}, "alpha must be finite and > 0"),
         ({"alpha": [1.0, 2.0]}, "one alpha or one per seed"),
+        ({"answer_alpha": -0.5}, "answer_alpha must be finite and >= 0, got -0.5"),
+        ({"answer_alpha": float("nan")}, "answer_alpha must be finite and >= 0, got nan"),
         ({"relations": 10}, "10 relations need at least as many answers, got 9"),
         ({"subjects": 1}, "at least 2 subjects"),
         ({"relations": 0}, "1 relation"),
@@ -76,6 +78,15 @@ def test_subjects_are_drawn_by_popularity_and_relations_evenly() -> None:
     # 5 standard errors of a share of at most 0.45 among 200,000 draws
     assert float((shares - expected / expected.sum()).abs().max()) < 5 * (0.25 / 200_000) ** 0.5
     assert torch.equal(drawn.answer[0], world.answer[0, drawn.subject[0], drawn.query[0] - 50])
+
+
+def test_answers_are_drawn_with_zipf_frequencies_within_each_relation() -> None:
+    world = make_triples([0], subjects=50_000, relations=2, answers=8, answer_alpha=2.0)
+    expected = torch.arange(1, 5).double() ** -2.0
+    for column, first in zip(world.answer[0].T, (50_004, 50_008), strict=True):
+        shares = torch.bincount(column - first, minlength=4) / 50_000
+        # 5 standard errors of a share among 50,000 draws
+        assert float((shares - expected / expected.sum()).abs().max()) < 5 * (0.25 / 50_000) ** 0.5
 
 
 def test_splits_share_the_heldout_subjects_and_take_the_more_or_the_less_popular_of_the_others(world: Triples) -> None:
