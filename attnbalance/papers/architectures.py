@@ -215,7 +215,7 @@ def claims(results: Sequence[CellResult]) -> list[Claim]:
             by_seed(results, _from_uniform, architecture="attention only, no values", context=False),
             least=-NEAR,
             level=True,
-            printed="5.5875 = ln 267",
+            printed="5.5875",
         ),
         Claim(
             "the simplified model extracts less with few pairs for each phrase",
@@ -233,7 +233,8 @@ TABLE_3 = PaperFigure(
     "ln(5) / 2 = 0.8047, and accuracy on pairs not finetuned, at the best step of finetuning. Gaussian embeddings "
     "with fewer dimensions than tokens limit what attention alone can store; identity embeddings do not. The paper "
     "does not say what its attention-only model is. Without values and MLP, the simplified model's loss stays near the "
-    "logarithm of the number of tokens, and the paper's 5.5875 is ln 267. Without the "
+    "logarithm of the number of tokens; the paper's 5.5875 would then be about that of 267 tokens, which is our guess. "
+    "Without the "
     "context token all pairs have the same 5 phrases. With the context token, and in 'few pairs', there are fewer "
     "pairs, each with 5 of 10 phrases. With few pairs the simplified model extracts less as it converges: given "
     "subject and format token it still predicts a phrase. Finetuning suppresses a phrase through the format token "

@@ -50,15 +50,15 @@ class Claim:
     """A statement, as one number per seed that is positive if the statement holds.
 
     The interval over seeds decides. The claim is `SEEN` if the interval lies above `least`, and `OPPOSITE` if it lies
-    below minus the size of `least`. It is `ABSENT` if it lies below `least` without being opposite: what there is, is
-    too small to count. Otherwise it is `UNCLEAR`: more seeds are needed.
+    below minus the size of `least`. It is `ABSENT` if it lies between the two: what there is, is too small to count.
+    Otherwise it is `UNCLEAR`: more seeds are needed.
 
     says: the statement.
     measured: the number's definition, with its unit.
     values: the number for each seed.
     place: where the paper states it, such as "Section 3.2"; empty for an extension of ours.
     least: the smallest value that counts. Below 0, it is the tolerance of a claim that something is not worse.
-    level: whether `least` is a level that is reached or not; then nothing is opposite.
+    level: whether `least` is a level that is reached or not: below it the claim is `ABSENT`, and nothing is opposite.
     printed: the paper's own number, if it prints one.
     setting: the conditions under which the paper states it.
     """
@@ -85,7 +85,8 @@ class Claim:
             return SEEN
         if interval.high < -abs(self.least) and not self.level:
             return OPPOSITE
-        return ABSENT if interval.high <= self.least else UNCLEAR
+        small = interval.high <= self.least and (self.level or interval.low >= -abs(self.least))
+        return ABSENT if small else UNCLEAR
 
     @property
     def unmet(self) -> tuple[Condition, ...]:

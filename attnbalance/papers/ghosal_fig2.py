@@ -29,7 +29,7 @@ from attnbalance.theory.triples import SPLITS, make_triples
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25)
 STEPS = {"small": (500, 1000, 2000, 8000), "paper": (5000, 10_000, 20_000, 80_000)}
 USUAL_STEPS = {"small": 2000, "paper": 20_000}
-"""Enough to store 99% of the facts, as the paper does (section 3.2), at alpha up to 1."""
+"""Enough to store 99% of the facts at alpha up to 1; the paper stores all (section 3.2)."""
 WORLD = {
     "small": {"subjects": 500, "relations": 6, "answers": 120},
     "paper": {"subjects": 10_000, "relations": 10, "answers": 1000},

@@ -45,6 +45,8 @@ unequally.
 STORED = 0.99
 """The share of facts stored that counts as all."""
 NEAR_1 = 0.9
+LEAST = 0.01
+"""The smallest difference in accuracy and attention that counts: one percentage point."""
 ONE_LAYER = {
     "small": {"subjects": 200, "relations": 5, "answers": 50},
     "paper": {"subjects": 1000, "relations": 10, "answers": 200},
@@ -54,7 +56,7 @@ OBSERVED = (0, 1, 2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300)
 
 def _one_layer_cell(scale: str, seed: int, regime: str) -> Cell:
     settings = {"seed": seed, "regime": regime, "world": ONE_LAYER[scale]} | REGIMES[regime]
-    return Cell(f"one-layer-{scale}-{regime.replace(' ', '-')}-seed-{seed}", settings)
+    return Cell(f"one-layer-{scale}-{regime.replace(',', '').replace(' ', '-')}-seed-{seed}", settings)
 
 
 def _run_one_layer(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +126,10 @@ def _panels_6(results: Sequence[CellResult]) -> list[Panel]:
 
 
 def _setting(results: Sequence[CellResult], regime: str) -> tuple[Condition, ...]:
-    """What of the paper's setting a regime has; C.1 names neither rates nor frequencies of answers."""
+    """What of the paper's setting a regime has.
+
+    C.1 names neither learning rates nor frequencies of answers; we take the simplest: one rate, equal frequencies.
+    """
     rates = REGIMES[regime]
     stored = min(by_seed(results, lambda result: result.values["stated"], regime=regime))
     return (
@@ -140,6 +145,16 @@ def _setting(results: Sequence[CellResult], regime: str) -> tuple[Condition, ...
         ),
         Condition("all facts are stored", f"{stored:.1%} of the facts or more", met=stored >= STORED),
     )
+
+
+def _fall(results: Sequence[CellResult], regime: str) -> tuple[float, ...]:
+    """By how much FT-bottom's accuracy falls from the step that is best on the other seeds to the end."""
+    columns = [
+        by_seed(results, lambda result, i=i: result.values["bottom"]["accuracy"][i], regime=regime)
+        for i in range(len(OBSERVED))
+    ]
+    rows = list(zip(*columns, strict=True))
+    return tuple(row[k] - row[-1] for row, k in zip(rows, best_elsewhere(rows), strict=True))
 
 
 def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
@@ -160,10 +175,8 @@ def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
             "in some regime FT-bottom's relation attention ends near 1",
             "relation attention, in the regime that is best on the other seeds",
             tuple(row[k] for row, k in zip(rows, best_elsewhere(rows), strict=True)),
-            place="Appendix C.1",
             least=NEAR_1,
             level=True,
-            printed="approaches 1",
         )
     ]
     for regime in REGIMES:
@@ -175,14 +188,27 @@ def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
                 f"{regime}: FT-bottom's relation attention ends near 1",
                 "relation attention",
                 gone[regime],
+                place="Appendix C.1",
                 least=NEAR_1,
                 level=True,
+                printed="approaches 1",
+                setting=setting,
+            ),
+            Claim(
+                f"{regime}: FT-bottom's accuracy declines",
+                "highest accuracy minus the end",
+                _fall(results, regime),
+                place="Appendix C.1",
+                least=LEAST,
+                printed="steeply declines",
+                setting=setting,
             ),
             Claim(
                 f"{says} attention on the subject",
                 "top minus bottom",
                 minus(*attention),
                 place="Figure 6(b)",
+                least=LEAST,
                 setting=setting,
             ),
             Claim(
@@ -190,6 +216,7 @@ def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
                 "accuracy, top minus bottom",
                 minus(*right),
                 place="Figure 6(a)",
+                least=LEAST,
                 setting=setting,
             ),
         ]
@@ -209,9 +236,6 @@ def _claims_6(results: Sequence[CellResult]) -> list[Claim]:
             f"{SKEWED}: FT-bottom ends by giving the usual answer more often than FT-top",
             "share of held-out prompts, bottom minus top",
             minus(*by_usual),
-        ),
-        Claim(
-            f"{fast}: FT-bottom's accuracy falls", "before finetuning minus the end", bottom("accuracy", fast, 0, end)
         ),
         Claim(f"{fast}: lost facts are hidden, not forgotten", "accuracy at even attention minus accuracy", hidden),
         Claim(f"{first}: FT-bottom's accuracy first rises", "step 1 minus step 0", bottom("accuracy", first, 1, 0)),

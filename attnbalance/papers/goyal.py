@@ -45,7 +45,12 @@ SCALES: Mapping[str, Mapping[str, float]] = {
 LOST = "M_C at its peak minus end"
 LEAST = 0.01
 """The smallest change of M_C that counts as an inversion."""
-FROZEN = Condition("W_V is frozen", "frozen", met=True)
+
+
+def _frozen(arm: str) -> Condition:
+    """Whether an arm leaves W_V as it is."""
+    trained = arm in TRAINED
+    return Condition("W_V is frozen", "trained" if trained else "frozen", met=not trained)
 
 
 def _cells(name: str, arms: Sequence[str]) -> Callable[[str, Sequence[int], str], list[Cell]]:
@@ -102,9 +107,9 @@ def _proposition_1_claims(results: Sequence[CellResult]) -> list[Claim]:
     large = tuple(-1.0 if result.values["balance"] is None else 1.0 for result in plain)
     leaps = [result.values["leap"] or [0.0] * 3 for result in plain]
     pulls = "the lesser of theta_C's part of -gradient and minus theta_S's, at step 0"
-    small = {"place": "Section 4.2", "setting": (FROZEN,)}
-    one_step = {"place": "Proposition 1", "setting": (FROZEN,)}
-    conflicts = {"place": "Theorem 1", "setting": (FROZEN, _memorised(plain))}
+    small = {"place": "Section 4.2", "setting": (_frozen(PLAIN),), "least": LEAST}
+    one_step = {"place": "Proposition 1", "setting": (_frozen(PLAIN),)}
+    conflicts = {"place": "Theorem 1", "setting": (_frozen(PLAIN), *_theorem(plain)), "least": LEAST}
     return [
         Claim("First phase: contexts gain score and subjects lose it", pulls, start, **one_step),
         Claim("One step at a rate eta* changes the sign", "1 if eta* exists, else -1", large, level=True, **one_step),
@@ -122,7 +127,11 @@ def _proposition_1_claims(results: Sequence[CellResult]) -> list[Claim]:
         ),
         Claim("First phase: attention to the context rises", "test points, peak minus step 0", rise, **small),
         Claim(
-            "Second phase: the gradient changes sign", "minus the minimum of theta_C's part, small steps", low, **small
+            "Second phase: the gradient changes sign",
+            "minus the minimum of theta_C's part, small steps",
+            low,
+            place="Section 4.2",
+            setting=(_frozen(PLAIN),),
         ),
         Claim("Second phase: attention to the context falls", "test points, peak minus end", fall, **small),
         Claim(
@@ -133,11 +142,15 @@ def _proposition_1_claims(results: Sequence[CellResult]) -> list[Claim]:
     ]
 
 
-def _memorised(plain: Sequence[CellResult]) -> Condition:
-    """Whether conflicts are facts that the model remembers: before training it answers them from memory."""
-    highest = max(result.values["leap"][0] if result.values["leap"] else 1.0 for result in plain)
-    says = "the conflicts' facts are memorised, and eta* exists"
-    return Condition(says, f"M_C before training at most {highest:.3g}", met=highest < 0.5)
+def _theorem(plain: Sequence[CellResult]) -> tuple[Condition, Condition]:
+    """Whether the model remembers the conflicts' facts, which it then answers from memory, and whether eta* exists."""
+    highest, without = max(result.values["M_C"] for result in plain), [not result.values["leap"] for result in plain]
+    return (
+        Condition(
+            "the conflicts' facts are memorised", f"M_C before training at most {highest:.3g}", met=highest < 0.5
+        ),
+        Condition("eta* exists", f"in {without.count(False)} of {len(without)} runs", met=not any(without)),
+    )
 
 
 def _theorem_1_panels(results: Sequence[CellResult]) -> list[Panel]:
@@ -154,33 +167,42 @@ def _theorem_1_panels(results: Sequence[CellResult]) -> list[Panel]:
     return panels
 
 
-def _later(results: Sequence[CellResult], arm: str) -> tuple[float, ...]:
-    """The mean of M_C over the observed steps after the peak, whose step is chosen on the other seeds."""
-    rows = [result.values["M_C"] for result in _arm(results, arm)]
-    after = [row[k + 1 :] or row[-1:] for row, k in zip(rows, best_elsewhere(rows), strict=True)]
-    return tuple(sum(row) / len(row) for row in after)
+def _later(results: Sequence[CellResult], arm: str, reference: str) -> tuple[float, ...]:
+    """An arm's mean M_C over the steps after the reference arm's peak, whose step is chosen on the other seeds."""
+    peaks = best_elsewhere([result.values["M_C"] for result in _arm(results, reference)])
+    means = []
+    for result, k in zip(_arm(results, arm), peaks, strict=True):
+        steps, row = result.values["steps"], result.values["M_C"]
+        spans = [(steps[i] - steps[i - 1], row[i]) for i in range(k + 1, len(steps))]  # observed less often later on
+        means.append(sum(span * value for span, value in spans) / (steps[-1] - steps[k]) if spans else row[-1])
+    return tuple(means)
 
 
 def _theorem_1_claims(results: Sequence[CellResult]) -> list[Claim]:
     present = (*ARMS, *LIMITS, *TRAINED)
     turns = {arm: _turn(_arm(results, arm), "M_C") for arm in (PLAIN, DOUBLED, WEAK, VALUES, WEAK_VALUES)}
-    later = {arm: _later(results, arm) for arm in present}
+    weak = (WEAK, WEAK_VALUES)
+    later = {arm: _later(results, arm, WEAK if arm in weak else PLAIN) for arm in present}
     ends = {arm: [result.values["M_C"][-1] for result in _arm(results, arm)] for arm in present}
-    stated = {"place": "Section 4.2", "setting": (FROZEN,)}
 
     def inversion(says: str, arm: str, **more: Any) -> Claim:
         return Claim(says, f"{arm}: {LOST}", turns[arm][1], least=LEAST, **more)
 
-    def compared(says: str, better: str, other: str, table: Mapping[str, Sequence[float]], **more: Any) -> Claim:
-        number = "M_C at the end" if table is ends else "mean M_C after the peak"
-        return Claim(says, f"{number}: {better} minus {other}", minus(table[better], table[other]), **more)
+    def stated(arm: str) -> dict[str, Any]:
+        return {"place": "Section 4.3", "setting": (_frozen(arm),)}
+
+    def compared(says: str, better: str, other: str, table: Mapping[str, Sequence[float]]) -> Claim:
+        number = "M_C at the end" if table is ends else "mean M_C after the peak without the change"
+        return Claim(says, f"{number}: {better} minus {other}", minus(table[better], table[other]), least=LEAST)
 
     return [
-        Claim("M_C rises at first", "plain: M_C at its peak minus step 0", turns[PLAIN][0], **stated),
-        inversion("Context-parametric inversion: M_C falls afterwards", PLAIN, **stated),
-        inversion("Inversion with |D_C| = 2 |D_C+S|", DOUBLED, **stated),
-        inversion("Inversion with weaker memory", WEAK, **stated),
-        compared("S points lower M_C at the end", PLAIN, RECALLED, ends, **stated),
+        Claim(
+            "M_C rises at first", "plain: M_C at its peak minus step 0", turns[PLAIN][0], least=LEAST, **stated(PLAIN)
+        ),
+        inversion("Context-parametric inversion: M_C falls afterwards", PLAIN, **stated(PLAIN)),
+        inversion("Inversion with |D_C| = 2 |D_C+S|", DOUBLED, **stated(DOUBLED)),
+        inversion("Inversion with weaker memory", WEAK, **stated(WEAK)),
+        compared("S points lower M_C at the end", PLAIN, RECALLED, ends),
         compared("Training on C points only mitigates the inversion", FILTERED, PLAIN, later),
         compared("10% of counterfactual points mitigate the inversion", AUGMENTED, PLAIN, later),
         inversion("Inversion if W_V learns too", VALUES),
@@ -212,15 +234,16 @@ GOYAL_PROP1 = PaperFigure(
 GOYAL_THM1 = PaperFigure(
     name="goyal-thm1",
     paper=_PAPER,
-    number="sections 4.2 and 4.3",
+    number="section 4.3",
     about=(
         "M_C is the probability of the context's answer divided by that of the context's and the memorised answer, in "
         "conflicts between the two. A simulation of the one-layer model with the sizes of goyal-prop1; the test "
         "points are knowledge conflicts that share only the token r with training. Steps are small, where the theorem "
         "takes one large step (see goyal-prop1); r gets a little attention, so that S points have an effect; and "
         "memory's lead over the context is 0.85 to 0.98 of the context's lead over chance (0.3 to 0.5 for weak "
-        "memory). Each point moves the weights as far in every arm. The claims about filters, counterfactuals and "
-        "trained values are ours: the paper states them for language models (sections 3.4 and 5)."
+        "memory). Each point moves the weights as far in every arm. The claims about S points at the end, filters, "
+        "counterfactuals and trained values are ours: the paper states the first for one gradient (Proposition 2), the "
+        "others for language models (sections 3.4 and 5)."
     ),
     cells=_cells("goyal-thm1", ARMS + LIMITS + TRAINED),
     run=run_theorem_1,

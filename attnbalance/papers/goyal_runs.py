@@ -121,7 +121,8 @@ def run_proposition_1(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     `test`, `C` and `C+S` are the mean attention on the context; `theta_S` and `theta_C` are the parts of -grad by W_KQ;
     `balance` is the pull on contexts after one step at `RATES` times `eta_star`; `leap` is the mean M_C of conflicts
-    before, after one and after two steps at the largest of these rates. All three are null if there is no eta*.
+    before, after one and after two steps at the largest of these rates. All three are null if there is no eta*. `M_C`
+    is the mean before training.
     """
     model, points = make_world(settings, self_score=-math.inf)
     tests, trained = points.of(CONFLICT), training_points(points, PLAIN)
@@ -138,6 +139,7 @@ def run_proposition_1(settings: Mapping[str, Any]) -> dict[str, Any]:
     leaps = 0 < star < math.inf
     return {
         "steps": list(path.steps),
+        "M_C": float(context_share(model, tests).mean()),
         "eta_star": star if math.isfinite(star) else None,
         "balance": [_balance(model, trained, multiple * star) for multiple in RATES] if leaps else None,
         "leap": _leap(model, trained, tests, RATES[-1] * star) if leaps else None,

@@ -29,6 +29,7 @@ from attnbalance.papers.figure import (
         ((0.001, 0.002, 0.0015), 0.01, False, ABSENT),  # too small to count, whatever its sign
         ((-0.001, -0.002, -0.0015), 0.01, False, ABSENT),
         ((0.009, 0.011, 0.01), 0.01, False, UNCLEAR),
+        ((-0.19, -0.08, -0.13), 0.01, False, UNCLEAR),  # from -0.27 to 0.003: it may be large, the other way
         ((-0.05, -0.051, -0.052), 0.01, False, OPPOSITE),
         ((-0.001, 0.001, 0.0), -0.01, False, SEEN),  # no worse than by the tolerance
         ((-0.011, -0.009, -0.01), -0.01, False, UNCLEAR),

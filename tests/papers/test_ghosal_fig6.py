@@ -57,14 +57,17 @@ def test_cells_become_panels_and_claims_with_one_value_a_seed() -> None:
         split: [result.values[split]["subject attention"][-1] for result in results[:2]] for split in ("top", "bottom")
     }
     assert claims[1].values == pytest.approx([1 - share for share in ends["bottom"]])
-    assert claims[2].values == pytest.approx([a - b for a, b in zip(ends["top"], ends["bottom"], strict=True)])
-    by_regime = claims[1 : 1 + 3 * len(REGIMES)]
-    assert [claim.says.split(":")[0] for claim in by_regime[::3]] == list(REGIMES)
+    assert claims[3].values == pytest.approx([a - b for a, b in zip(ends["top"], ends["bottom"], strict=True)])
+    courses = [result.values["bottom"]["accuracy"] for result in results[:2]]
+    highest = [max(range(len(OBSERVED)), key=other.__getitem__) for other in courses[::-1]]  # on the other seed
+    assert claims[2].values == pytest.approx([row[k] - row[-1] for row, k in zip(courses, highest, strict=True)])
+    by_regime = claims[1 : 1 + 4 * len(REGIMES)]
+    assert [claim.says.split(":")[0] for claim in by_regime[::4]] == list(REGIMES)
     pairs = [results[k : k + 2] for k in range(0, 10, 2)]
     relation = [[each.values["bottom"]["relation attention"][-1] for each in pair] for pair in pairs]
     best = [max(range(5), key=lambda k, other=other: relation[k][other]) for other in (1, 0)]  # on the other seed
     assert claims[0].values == pytest.approx([relation[k][seed] for seed, k in enumerate(best)])
-    assert {claim.scored for claim in by_regime[3:]} == {False}
+    assert {claim.scored for claim in (claims[0], *by_regime[4:])} == {False}
     usual = [[each.values[split]["usual answers"] for each in pairs[1]] for split in ("bottom", "top")]
     skewed = [claim.values for claim in claims if claim.says.startswith(SKEWED) and "usual" in claim.says]
     assert skewed == [
@@ -81,10 +84,10 @@ def test_the_regime_of_one_rate_is_scored_where_all_facts_are_stored() -> None:
 
     for stated, scored in ((0.995, True), (0.98, False)):
         claims = FIG6.claims([result(regime, seed, stated) for regime in REGIMES for seed in (0, 1)])
-        own = [claim for claim in claims if claim.says.startswith("one rate: FT-top")]
-        assert [claim.scored for claim in own] == [scored] * 2
-        assert [claim.verdict for claim in own] == ["absent"] * 2
-        others = [claim for claim in claims if claim.place.startswith("Figure 6") and claim not in own]
+        own = [claim for claim in claims if claim.says.startswith("one rate: FT-")]
+        assert [claim.scored for claim in own] == [scored] * 4
+        assert [claim.verdict for claim in own] == ["absent"] * 4
+        others = [claim for claim in claims if claim.place and claim not in own]
         assert {len(claim.unmet) for claim in others} == {1 if scored else 2}
 
 

@@ -87,7 +87,32 @@ def test_a_claim_is_opposite_where_what_it_says_is(results: Mapping[str, list[Ce
     before, after = ({claim.says: claim for claim in GOYAL_THM1.claims(chosen)} for chosen in (original, swapped))
     says = "Training on C points only mitigates the inversion"
     assert (before[says].verdict, after[says].verdict) == (SEEN, OPPOSITE)
-    assert after[says].values == tuple(-value for value in before[says].values)
+    assert max(after[says].values) < 0 < min(before[says].values)
+
+
+def test_arms_are_compared_over_the_same_steps_each_for_as_long_as_it_lasts() -> None:
+    plain, filtered = [0.2, 0.9, 0.6, 0.5], [0.2, 0.4, 0.8, 0.7]
+    rows = {PLAIN: plain, FILTERED: filtered}
+    made_up = [
+        CellResult({"seed": seed, "arm": arm}, {"M_C": rows.get(arm, plain), "attention": plain, "steps": [0, 1, 3, 9]})
+        for seed in SEEDS
+        for arm in ARMS + LIMITS + TRAINED
+    ]
+    claims = {claim.says: claim for claim in GOYAL_THM1.claims(made_up)}
+    # plain's peak is step 1: two steps of 0.6 and six of 0.5, against two of 0.8 and six of 0.7
+    expected = (2 * 0.8 + 6 * 0.7) / 8 - (2 * 0.6 + 6 * 0.5) / 8
+    assert claims["Training on C points only mitigates the inversion"].values == pytest.approx([expected] * 3)
+    assert claims["Training attention only mitigates the inversion"].values == pytest.approx([0.0] * 3)
+
+
+def test_a_run_without_eta_star_is_outside_the_theorem(results: Mapping[str, list[CellResult]]) -> None:
+    whole = results[GOYAL_PROP1.name]
+    without = replace(whole[0], values={**whole[0].values, "leap": None, "balance": None})
+    remembering = replace(whole[0], values={**whole[0].values, "M_C": 0.6})
+    for changed, measured in ((without, "in 2 of 3 runs"), (remembering, "M_C before training at most 0.6")):
+        claims = [claim for claim in GOYAL_PROP1.claims([changed, *whole[1:]]) if claim.place == "Theorem 1"]
+        assert [[condition.measured for condition in claim.unmet] for claim in claims] == [[measured]] * 2
+    assert all(result.values["M_C"] == result.values["leap"][0] for result in whole)
 
 
 def test_no_fall_is_claimed_where_m_c_only_rises() -> None:
