@@ -100,10 +100,10 @@ def _panels_at(results: Sequence[CellResult], at: str) -> list[Panel]:
         last_layer = [[row[-1] for row in cell["subject attention"]] for cell in cells]
         attention.append(Series(f"FT-{split}", steps, over_seeds(last_layer)))
     return [
-        Panel(f"{at}the most popular x%", "x, % of the held-out subjects", "held-out accuracy", tuple(most)),
-        Panel(f"{at}by popularity", "fifth of the subjects, most popular first", "held-out accuracy", tuple(last)),
-        Panel(f"{at}during finetuning", "step", "held-out accuracy", tuple(along)),
-        Panel(f"{at}attention, last layer", "step", "attention on the subject", tuple(attention)),
+        Panel(f"{at}popular x%", "x, the most popular % of subjects", "held-out accuracy", tuple(most)),
+        Panel(f"{at}by fifth", "fifth of the subjects, most popular first", "held-out accuracy", tuple(last)),
+        Panel(f"{at}course", "step", "held-out accuracy", tuple(along)),
+        Panel(f"{at}last layer", "step", "attention on the subject", tuple(attention)),
     ]
 
 

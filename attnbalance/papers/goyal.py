@@ -109,7 +109,7 @@ def _proposition_1_claims(results: Sequence[CellResult]) -> list[Claim]:
     pulls = "the lesser of theta_C's part of -gradient and minus theta_S's, at step 0"
     small = {"place": "Section 4.2", "setting": (_frozen(PLAIN),), "least": LEAST}
     one_step = {"place": "Proposition 1", "setting": (_frozen(PLAIN),)}
-    conflicts = {"place": "Theorem 1", "setting": (_frozen(PLAIN), *_theorem(plain)), "least": LEAST}
+    conflicts = {"place": "Theorem 1", "setting": (_frozen(PLAIN), *_theorem(plain))}  # it states signs alone
     return [
         Claim("First phase: contexts gain score and subjects lose it", pulls, start, **one_step),
         Claim("One step at a rate eta* changes the sign", "1 if eta* exists, else -1", large, level=True, **one_step),
