@@ -69,7 +69,7 @@ def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="NAME ...", help="all, or figures; a wrong name lists them.")],
     out: Out,
     scale: Annotated[
-        str, typer.Option(metavar="small|paper", help="small: minutes on two CPU cores; paper: for GPUs.")
+        str, typer.Option(metavar="small|paper", help="small: an hour for all, on two CPU cores; paper: for GPUs.")
     ] = "small",
     seeds: Annotated[int, typer.Option(min=2, help="Runs of each setting, that intervals are taken over.")] = 5,
     facts: Annotated[
