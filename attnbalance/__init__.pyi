@@ -115,6 +115,7 @@ from .readings.salience import (
 )
 from .readings.steering import rescue as rescue
 from .readings.steering import steer_attention as steer_attention
+from .report.fact_table import describe_facts as describe_facts
 from .report.figures import draw_curves as draw_curves
 from .report.figures import draw_head_map as draw_head_map
 from .report.heads import show_rows as show_rows

@@ -70,6 +70,18 @@ def popqa() -> Path:
     return _shared("data/popqa/popQA.tsv")
 
 
+@pytest.fixture(scope="session")
+def entity_questions() -> Path:
+    """EntityQuestions' folder; skips where it is absent."""
+    return _shared("data/entityquestions")
+
+
+@pytest.fixture(scope="session")
+def lre() -> Path:
+    """The folder of Hernandez et al.'s relations; skips where it is absent."""
+    return _shared("data/lre_relations")
+
+
 def _saved(family: str, folder: Path) -> Path:
     tiny_model(family).save_pretrained(folder)
     tiny_tokenizer("bos").save_pretrained(folder)

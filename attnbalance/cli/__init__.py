@@ -11,6 +11,7 @@ import typer
 from attnbalance.cli.exits import Commands, show_warning
 from attnbalance.cli.finetuning import finetune, scale_adapter
 from attnbalance.cli.instructing import context_critical, instruct
+from attnbalance.cli.listing import facts
 from attnbalance.cli.measuring import context, curve, explain, knowledge, salience
 from attnbalance.cli.running import demo, reproduce, study
 from attnbalance.data.sources.load_facts import source_names
@@ -44,6 +45,7 @@ def options(
 app.callback()(options)
 for command in (
     demo,
+    facts,
     finetune,
     context_critical,
     instruct,

@@ -33,7 +33,7 @@ Facts = Annotated[
     typer.Option(
         metavar="SOURCE",
         help=f"{source_names()} with the columns subject, relation, answers (one text, or a JSON list of texts) and, "
-        "optionally, popularity and question.",
+        "optionally, popularity, question and statement.",
     ),
 ]
 Relations = Annotated[str | None, typer.Option(metavar="A,B", help="Only the facts of these relations.")]

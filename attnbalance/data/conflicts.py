@@ -62,7 +62,13 @@ class Conflict(Fact):
     def remembered(self) -> Fact:
         """The same question with the answers that are right without the context."""
         return Fact(
-            self.subject, self.relation, self.memory_answers, self.popularity, self.question, self.subject_start
+            self.subject,
+            self.relation,
+            self.memory_answers,
+            self.popularity,
+            self.question,
+            self.subject_start,
+            self.statement,
         )
 
     def as_dict(self) -> dict[str, object]:

@@ -7,6 +7,7 @@ import json
 import math
 import numbers
 import random
+import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -29,6 +30,8 @@ class Fact:
         if known.
     question: the question as finished text; None to make one from a template.
     subject_start: index of the subject's first character in `question`; None if the subject occurs exactly once.
+    statement: a sentence of the fact up to its answer, with {subject} in the place of the subject: "{subject} was born
+        in". None: a form of the relation, mostly "The {relation} of {subject} is".
 
     >>> Fact("France", "capital", ("Paris",)).answer
     'Paris'
@@ -40,6 +43,7 @@ class Fact:
     popularity: float | None = None
     question: str | None = None
     subject_start: int | None = None
+    statement: str | None = None
 
     def __post_init__(self) -> None:
         """Raise `DataError` for a field of another type, and for a fact that cannot be asked about."""
@@ -53,6 +57,8 @@ class Fact:
             check_text("question", self.question)
         elif self.subject_start is not None:
             raise DataError(f"subject_start must come with a question, got {self.subject_start!r} without one")
+        if self.statement is not None:
+            _check_statement(self.statement)
         object.__setattr__(self, "answers", tuple(self.answers))
         object.__setattr__(self, "popularity", _popularity(self.popularity))
         object.__setattr__(self, "subject_start", _start(self.subject_start))
@@ -79,6 +85,7 @@ class Fact:
             "popularity": self.popularity,
             "question": self.question,
             "subject_start": self.subject_start,
+            "statement": self.statement,
         }
         return record | {name: value for name, value in optional.items() if value is not None}
 
@@ -100,6 +107,20 @@ def _check_line(name: str, text: str) -> None:
     check_text(name, text)
     if text != text.strip() or len(text.splitlines()) > 1:
         raise DataError(f"{name} must be one line without white space around it, got {text!r}")
+
+
+def _check_statement(text: str) -> None:
+    """Raise `DataError` for what is not one line in which {subject} stands once, and no other field."""
+    _check_line("statement", text)
+    try:
+        fields = [part for part in string.Formatter().parse(text) if part[1] is not None]
+    except ValueError as error:
+        raise DataError(f"statement {text!r} is not a format string: {error}") from error
+    if [(name, spec, conversion) for _, name, spec, conversion in fields] != [("subject", "", None)]:
+        raise DataError(
+            "statement must hold {subject} once, no other field, and end before the answer, "
+            f"as in '{{subject}} was born in'; got {text!r}"
+        )
 
 
 def _popularity(value: object) -> float | None:
@@ -202,7 +223,7 @@ class FactSet:
         """One fact for each (subject, relation, question), with all answers in order and the largest known popularity.
 
         A question cannot distinguish two entities of the same name, so the answers of both are accepted. Raises
-        `DataError` for one question with two values of `subject_start`.
+        `DataError` for one question with two values of `subject_start`, or two of `statement`.
         """
         groups: dict[tuple[str, str, str | None], list[Fact]] = {}
         for fact in self.facts:
@@ -219,5 +240,16 @@ def _merge(same: list[Fact]) -> Fact:
             f"question {same[0].question!r} must have one subject_start for {same[0].subject!r}, got "
             f"{' and '.join(map(str, starts))}; keep one, or word the questions differently"
         )
-    start = starts[0] if starts else None
-    return replace(same[0], answers=tuple(answers), popularity=max(known, default=None), subject_start=start)
+    statements = sorted({fact.statement for fact in same if fact.statement is not None})
+    if len(statements) > 1:
+        raise DataError(
+            f"facts of {same[0].subject!r} ({same[0].relation}) that share a question must share their statement, got "
+            f"{' and '.join(map(repr, statements))}; keep one, or give each its own question"
+        )
+    return replace(
+        same[0],
+        answers=tuple(answers),
+        popularity=max(known, default=None),
+        subject_start=starts[0] if starts else None,
+        statement=statements[0] if statements else None,
+    )

@@ -16,6 +16,9 @@ from attnbalance.errors import BadRowsError, DataError
 CharSpan = tuple[int, int]
 """Characters [start, end) of a text."""
 
+ASKED = ("question", "subject_start", "statement")
+"""How a fact is asked for: its prompt's text says it."""
+
 FIELDS = ("question", "subject", "relation", "context")
 
 
@@ -62,7 +65,7 @@ class Prompt:
 
     def as_dict(self) -> dict[str, object]:
         """The prompt as one line of `prompts.jsonl`."""
-        fact = {name: value for name, value in self.fact.as_dict().items() if name not in ("question", "subject_start")}
+        fact = {name: value for name, value in self.fact.as_dict().items() if name not in ASKED}
         return {
             "prompt_id": self.prompt_id,
             "text": self.text,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
@@ -101,26 +101,30 @@ class World:
         """
         rng = random.Random(seed)  # noqa: S311
         drawn = rng.choices(self.facts.facts, self.weights, k=count)
-        forms = {relation: statement_forms(relation) for relation in self.facts.relations}
-        return [_state(fact, rng.choice(forms[fact.relation]), rng.choice(PREFIXES)) for fact in drawn]
+        return [_state(fact, rng.choice(statement_forms(fact)), rng.choice(PREFIXES)) for fact in drawn]
 
 
-def statement_forms(relation: str) -> tuple[str, ...]:
-    """The forms in which facts of a relation are stated: format strings with {subject}, {relation} and {answer}."""
-    return OWN_FORMS.get(relation) or GENERIC_FORMS + SPECIAL_FORMS.get(relation, ())
+def statement_forms(fact: Fact) -> tuple[str, ...]:
+    """The forms in which a fact is stated: format strings with {subject}, {relation} and {answer}.
+
+    A fact's own statement is its only form.
+    """
+    if fact.statement is not None:
+        return (f"{fact.statement} {{answer}}.",)
+    return OWN_FORMS.get(fact.relation) or GENERIC_FORMS + SPECIAL_FORMS.get(fact.relation, ())
 
 
 def statement(fact: Fact) -> str:
-    """The sentence of a fact, in the first form of its relation.
+    """The sentence of a fact, in its first form.
 
     >>> statement(Fact("France", "capital", ("Paris",)))
     'The capital of France is Paris.'
     """
-    return _state(fact, statement_forms(fact.relation)[0], "")
+    return _state(fact, statement_forms(fact)[0], "")
 
 
 def statement_prompts(facts: Iterable[Fact]) -> tuple[Prompt, ...]:
-    """For each fact, its first statement form up to the answer: "The capital of France is".
+    """For each fact, its own statement, or its relation's first form up to the answer: "The capital of France is".
 
     A model that continues with the answer has stored the fact in a form that it was pretrained on. The ids are those
     that `make_prompts` gives the same facts.
@@ -129,13 +133,12 @@ def statement_prompts(facts: Iterable[Fact]) -> tuple[Prompt, ...]:
     'The capital of France is'
     """
     named = make_prompts(facts, "The {relation} of {subject} is")
-    return tuple(replace(statement_template(p.fact.relation).render(p.fact), prompt_id=p.prompt_id) for p in named)
+    return tuple(_template(prompt.fact).render(prompt.fact, prompt.prompt_id) for prompt in named)
 
 
-def statement_template(relation: str) -> Template:
-    """The first statement form of a relation, up to its answer, as a template."""
-    form = statement_forms(relation)[0].removesuffix(" {answer}.")
-    return Template("statement", _capitalised(form))
+def _template(fact: Fact) -> Template:
+    """A fact's own statement as it is, or its relation's first form up to the answer."""
+    return Template("statement", fact.statement or _capitalised(statement_forms(fact)[0].removesuffix(" {answer}.")))
 
 
 def _state(fact: Fact, form: str, prefix: str) -> str:

@@ -211,12 +211,12 @@ def _is_line(text: str) -> bool:
 
 
 def _about(fact: Fact, subject: str) -> Fact:
-    """A fact's question about another subject, without an answer."""
+    """A fact's question and statement about another subject, without an answer."""
     if fact.question is None:
-        return Fact(subject, fact.relation, (UNKNOWN,))
+        return Fact(subject, fact.relation, (UNKNOWN,), statement=fact.statement)
     question, (start, end) = question_of(fact)
     question = f"{question[:start]}{subject}{question[end:]}"
-    return Fact(subject, fact.relation, (UNKNOWN,), question=question, subject_start=start)
+    return Fact(subject, fact.relation, (UNKNOWN,), question=question, subject_start=start, statement=fact.statement)
 
 
 def _key(subject: str) -> str:

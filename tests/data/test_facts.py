@@ -24,6 +24,8 @@ def test_a_fact_gives_its_known_fields_as_json() -> None:
         "question": "Rust?",
         "subject_start": 0,
     }
+    stated = Fact("Rust", "author", ("A",), statement="{subject} was made by")
+    assert stated.as_dict()["statement"] == "{subject} was made by"
     assert fact("x").as_dict() == {"subject": "x", "relation": "sport", "answers": ["chess"]}
 
 
@@ -57,6 +59,19 @@ def test_a_fact_gives_its_known_fields_as_json() -> None:
         (
             ("Paris", "country", ("France",), None, None, 0),
             "subject_start must come with a question, got 0 without one",
+        ),
+        *(
+            (("Paris", "country", ("France",), None, None, None, statement), message)
+            for statement, message in (
+                ("Paris is in", r"statement must hold {subject} once, no other field, and .*; got 'Paris is in'"),
+                ("{subject} in {subject}", "statement must hold {subject} once"),
+                ("{subject} has the {relation}", "statement must hold {subject} once"),
+                ("{subject!r} is in", "statement must hold {subject} once"),
+                ("{subject:>9} is in", "statement must hold {subject} once"),
+                ("{subject} is {in", "statement '{subject} is {in' is not a format string"),
+                ("{subject} is in ", "statement must be one line without white space around it"),
+                (3, "statement must be text, got 3"),
+            )
         ),
     ],
 )
@@ -106,6 +121,16 @@ def test_merging_keeps_the_recorded_place_of_a_subject_and_refuses_two_of_them()
         DataError, match=r"'Is Paris in Paris\?' must have one subject_start for 'Paris', got 3 and 12;"
     ):
         FactSet(tuple(places)).merged()
+
+
+def test_merging_keeps_the_statement_and_refuses_two_of_them() -> None:
+    stated = [Fact("Rust", "author", (answer,), statement="{subject} was made by") for answer in "AB"]
+    assert FactSet((fact("Rust", "author", "C"), *stated)).merged().facts == (
+        Fact("Rust", "author", ("C", "A", "B"), statement="{subject} was made by"),
+    )
+    other = Fact("Rust", "author", ("A",), statement="{subject} is by")
+    with pytest.raises(DataError, match=r"facts of 'Rust' \(author\) .*'{subject} is by' and '{subject} was made by'"):
+        FactSet((*stated, other)).merged()
 
 
 def test_the_most_frequent_answer_of_a_relation_brings_its_aliases_and_ties_go_to_the_first() -> None:

@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 from attnbalance.data.facts import Fact, FactSet
+from attnbalance.data.forms import in_form
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.sources.popqa import QUESTIONS
 from attnbalance.data.statements import (
@@ -18,6 +19,7 @@ from attnbalance.data.statements import (
 from attnbalance.data.synthetic import RELATIONS
 from attnbalance.errors import DataError
 
+BORN = [("Ann", "Rome"), ("Bob", "Oslo"), ("Cid", "Bern"), ("Dee", "Graz"), ("Eve", "Lyon"), ("Fay", "Bari")]
 FACTS = FactSet(tuple(Fact(name, "sport", ("golf",), p) for name, p in (("Ann", 16.0), ("Bob", 4.0), ("Cid", 1.0))))
 
 
@@ -30,7 +32,7 @@ def test_facts_are_stated_as_often_as_popularity_to_the_power(power, shares):
 
 
 def test_forms_and_prefixes_are_all_used_alike():
-    forms = statement_forms("sport")
+    forms = statement_forms(FACTS[0])
     expected = Counter()
     for prefix in PREFIXES:
         for form in forms:
@@ -48,11 +50,33 @@ def test_the_same_seed_gives_the_same_statements():
 
 @pytest.mark.parametrize("relation", [*QUESTIONS, *RELATIONS, "anything else"])
 def test_every_form_ends_in_the_answer_and_names_the_subject_once(relation):
-    forms = statement_forms(relation)
+    forms = statement_forms(Fact("Ann", relation, ("x",)))
     assert len(forms) == len(set(forms)) >= 2
     for form in forms:
         assert form.endswith(" {answer}.")
         assert form.count("{subject}") == form.count("{answer}") == 1
+
+
+def test_a_facts_own_statement_is_its_only_form_and_its_prompt_is_that_text():
+    fact = Fact("is", "first letter", ("I",), 1.0, statement="the word {subject} is said to begin with")
+    prompts = statement_prompts([fact, Fact("Ann", "first letter", ("A",))])
+    assert [prompt.text for prompt in prompts] == [
+        "the word is is said to begin with",
+        "The first letter of Ann is",
+    ]
+    assert [prompt.spans["subject"] for prompt in prompts] == [(9, 11), (20, 23)]
+    assert [prompt.prompt_id for prompt in prompts] == ["first letter/is", "first letter/Ann"]
+    told = set(World(FactSet((fact,))).statements(200))
+    sentence = "the word is is said to begin with I."
+    assert told == {f"{prefix} {sentence}" if prefix else f"T{sentence[1:]}" for prefix in PREFIXES}
+
+
+def test_few_shot_statements_are_those_of_each_fact():
+    facts = [Fact(name, "birth", (place,), statement="{subject} was born in") for name, place in BORN]
+    asked = in_form("few-shot-statement", make_prompts(facts))[0]
+    assert asked.text.endswith("\n\nAnn was born in")
+    assert asked.text.count(" was born in") == 5
+    assert asked.part("subject") == "Ann"
 
 
 def test_special_forms_are_of_relations_that_exist():

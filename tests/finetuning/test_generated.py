@@ -120,6 +120,13 @@ def test_the_count_is_divided_among_relations(model: HookedModel, monkeypatch: p
         assert [sum(fact.relation == f"r{i}" for fact in made) for i in range(3)] == parts
 
 
+def test_generated_facts_are_stated_as_the_given_ones_are(model: HookedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = FactSet(tuple(replace(fact, statement="{subject} is ruled from") for fact in GIVEN))
+    speaking(monkeypatch, "question", [" New Land? Answer:"], **{"New Land": [" Given"]})
+    made = generated_facts(model, given, 1, batch_size=4)
+    assert [(fact.subject, fact.statement) for fact in made] == [("New Land", "{subject} is ruled from")]
+
+
 def test_after_few_shots_an_answer_counts_if_it_is_the_same_after_every_draw(
     model: HookedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,13 +10,21 @@ from types import NoneType
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
 from attnbalance.data.sources.conflicts import load_conflicts
+from attnbalance.data.sources.entity_questions import load_entity_questions
+from attnbalance.data.sources.lre import load_lre
 from attnbalance.data.sources.own_facts import load_own
 from attnbalance.data.sources.popqa import load_popqa
+from attnbalance.data.sources.popularity import with_popularity
 from attnbalance.data.sources.swapped import make_conflicts
 from attnbalance.data.sources.table_files import READERS
 from attnbalance.errors import DataError
 
-SOURCES: dict[str, Callable[[str | None], FactSet]] = {"popqa": load_popqa, "conflicts": load_conflicts}
+SOURCES: dict[str, Callable[[str | None], FactSet]] = {
+    "popqa": load_popqa,
+    "entityquestions": load_entity_questions,
+    "lre": load_lre,
+    "conflicts": load_conflicts,
+}
 """The loader of each dataset by name; it takes the path of a local copy, or None for the Hub's, if it is there."""
 
 SWAPPED = "swapped"
@@ -30,12 +38,13 @@ def source_names() -> str:
     return f"popqa (from the Hub), {SWAPPED}:SOURCE, {named}, or PATH of a {', '.join(suffixes)} or {last} file"
 
 
-@expects(source=(str, Path), relations=([str], NoneType))
+@expects(source=(str, Path), relations=([str], NoneType), popularity=(str, Path, NoneType))
 def load_facts(
     source: str | Path,
     relations: Collection[str] | None = None,
     limit: int | None = None,
     seed: int = 0,
+    popularity: str | Path | None = None,
 ) -> FactSet:
     """Facts from a dataset of `SOURCES`, or from a user's own file.
 
@@ -46,16 +55,20 @@ def load_facts(
     relations: keep the facts of these relations only.
     limit: draw at most this many facts, without replacement.
     seed: of the draw, and of swapped answers.
+    popularity: a table with the columns subject and popularity, which then takes the place of the source's own (see
+        `with_popularity`).
     """
     text = str(source)
     name, colon, path = text.partition(":")
     if name == SWAPPED and colon:
-        return make_conflicts(load_facts(path, relations, limit, seed), seed)
+        return make_conflicts(load_facts(path, relations, limit, seed, popularity), seed)
     if name not in SOURCES and re.fullmatch(r"[\w-]+", name) and not Path(text).exists():
         raise DataError(f"unknown source {name!r}; sources are {source_names()}")
     facts = SOURCES[name](path if colon else None) if name in SOURCES else load_own(text)
     if relations is not None:
         facts = facts.of_relations(relations)
+    if popularity is not None:
+        facts = with_popularity(facts, popularity)
     if limit is not None:
         facts = facts.sample(limit, seed)
     if not len(facts):

@@ -12,7 +12,7 @@ from attnbalance.data.sources.table_files import Record, parse_json, read_rows
 from attnbalance.errors import DataError
 
 REQUIRED = ("subject", "relation", "answers")
-OPTIONAL = ("popularity", "question", "subject_start")
+OPTIONAL = ("popularity", "question", "subject_start", "statement")
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """What a cell of text with a number looks like; Python would also read "1_0" and "nan"."""
@@ -50,7 +50,7 @@ def load_own(path: str | Path) -> FactSet:
 
 
 def _fact(row: Record, where: str) -> Fact:
-    question, start = row.get("question"), row.get("subject_start")
+    question, start, statement = (row.get(name) for name in ("question", "subject_start", "statement"))
     try:
         return Fact(
             subject=text_of(row["subject"], "subject").strip(),
@@ -59,6 +59,7 @@ def _fact(row: Record, where: str) -> Fact:
             popularity=popularity_of(row.get("popularity")),
             question=None if question is None or not str(question).strip() else text_of(question, "question"),
             subject_start=None if start in (None, "") else _start(start),
+            statement=None if statement in (None, "") else text_of(statement, "statement").strip(),
         )
     except DataError as error:
         raise DataError(f"{where}: {error}") from error

@@ -50,4 +50,14 @@ def _with_answer(fact: Fact, answer: str) -> Conflict:
     """The fact with a context that states another answer."""
     question, (start, _) = question_of(fact)
     context = statement(replace(fact, answers=(answer,)))
-    return Conflict(fact.subject, fact.relation, (answer,), fact.popularity, question, start, context, fact.answers)
+    return Conflict(
+        fact.subject,
+        fact.relation,
+        (answer,),
+        fact.popularity,
+        question,
+        start,
+        fact.statement,
+        context=context,
+        memory_answers=fact.answers,
+    )

@@ -12,6 +12,7 @@ from attnbalance.data.conflicts import Conflict
 from attnbalance.data.sources.swapped import make_conflicts
 from attnbalance.errors import DataError
 
+HOMES = (("Ann", "Rome"), ("Bob", "Bern"))
 FACTS = FactSet(
     (
         Fact("France", "capital", ("Paris",), 3.0, "Which city governs France?"),
@@ -36,6 +37,14 @@ def test_each_context_states_another_answer_of_the_relation() -> None:
     assert conflicts[0].question == "Which city governs France?"
     assert conflicts[0].popularity == 3.0
     assert conflicts[1].question == "What is the capital of Spain?"
+
+
+def test_a_facts_own_statement_is_the_context() -> None:
+    stated = FactSet(tuple(Fact(name, "home", (place,), statement="{subject} lives in") for name, place in HOMES))
+    made = make_conflicts(stated)[0]
+    assert isinstance(made, Conflict)
+    assert made.context == "Ann lives in Bern."
+    assert (made.statement, made.remembered.statement) == ("{subject} lives in", "{subject} lives in")
 
 
 def test_every_answer_is_drawn_and_a_seed_draws_the_same() -> None:

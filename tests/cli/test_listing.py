@@ -1,0 +1,61 @@
+"""`facts` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import run_command
+
+from attnbalance import load_facts
+
+ROWS = [
+    {"subject": "Oslo", "relation": "country", "answers": ["Norway"], "statement": "{subject} lies in"},
+    {"subject": "Rome", "relation": "country", "answers": ["Italy"], "question": "Where is Rome?"},
+    {"subject": "Bern", "relation": "country", "answers": ["Switzerland"], "question": "Where is it?"},
+]
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def test_facts_are_shown_joined_with_popularity_and_written_for_other_commands(own: Path, tmp_path: Path) -> None:
+    views, out = tmp_path / "views.csv", tmp_path / "ready.jsonl"
+    views.write_text("subject,popularity\nOslo,7\nBern,9\n")
+    code, text = run_command("facts", own, "--popularity", views, "--skip-bad", "--out", out)
+    assert code == 0, text
+    assert "1 facts of " in text
+    assert "| country | 1 | 1 | Norway (100.0%) | 7 / 7 / 7 | What is the country of Oslo? | Oslo lies in |" in text
+    assert f"Dropped: 1 (no popularity in {views})" in text
+    assert "Dropped: 1 (questions do not hold their subject exactly once)" in text
+    assert [fact.as_dict() for fact in load_facts(out)] == [ROWS[0] | {"popularity": 7.0}]
+
+
+def test_bad_questions_and_files_give_one_message(own: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        ((), "row 3: subject 'Bern' occurs 0 times"),
+        (("--skip-bad", "--out", tmp_path / "a.csv"), "must be a file whose name ends in .jsonl"),
+        (("--skip-bad", "--out", own), "is already there"),
+        (("--skip-bad", "--out", tmp_path / "no" / "a.jsonl"), "there is no folder"),
+    ):
+        code, text = run_command("facts", own, *arguments)
+        assert code == 2
+        assert message in text.replace("\n", " ")
+        assert "Traceback" not in text
+    assert [json.loads(line) for line in own.read_text().splitlines()] == ROWS
+
+
+def test_conflicts_are_shown_and_not_written_as_facts(tmp_path: Path) -> None:
+    path = tmp_path / "conflicts.json"
+    row = {"context": "Oslo is in Chad.", "question": "Where is Oslo?", "answer": "Chad", "memory_answer": "Norway"}
+    path.write_text(json.dumps([row]))
+    code, text = run_command("facts", f"conflicts:{path}")
+    assert code == 0, text
+    assert "Chad (100.0%)" in text
+    code, text = run_command("facts", f"conflicts:{path}", "--out", tmp_path / "a.jsonl")
+    assert (code, "cannot hold conflicts" in text) == (2, True), text
