@@ -69,14 +69,26 @@ def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="NAME ...", help="all, or figures; a wrong name lists them.")],
     out: Out,
     scale: Annotated[
-        str, typer.Option(metavar="small|paper", help="small: an hour for all, on two CPU cores; paper: for GPUs.")
+        str,
+        typer.Option(
+            metavar="tiny|small|paper",
+            help="small: an hour for all simulations, on two CPU cores; paper: for GPUs; tiny: shows that it runs.",
+        ),
     ] = "small",
     seeds: Annotated[int, typer.Option(min=2, help="Runs of each setting, that intervals are taken over.")] = 5,
     facts: Annotated[
-        str, typer.Option(metavar="SOURCE", help="Where xu-chen-popqa has PopQA from: `popqa` (Hub), or `popqa:PATH`.")
+        str, typer.Option(metavar="SOURCE", help="Where figures have PopQA from: `popqa` (Hub), or `popqa:PATH`.")
     ] = "popqa",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="A pretrained model, for the figures that need one."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default one a GPU, or one a CPU core, at most four.")
+    ] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Do part I (from 0) of N; by default all, or Slurm's array index's part."),
     ] = None,
 ) -> None:
     """Reproduce figures of the three papers; claims are judged seen, opposite, absent or cannot tell.
@@ -88,5 +100,6 @@ def reproduce(
     from attnbalance.papers.reproduce import reproduce as run
     from attnbalance.papers.reproduce import usual_workers
 
-    options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "workers": workers or usual_workers()}
+    options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "model": model, "worker": worker}
+    options |= {"workers": workers or usual_workers()}
     print(f"{run(names, out, **options, command=command_line(), progress=show_progress())}\n\nResults: {out}")

@@ -57,6 +57,7 @@ def split_facts(
     scores: Sequence[float] | None = None,
     share: float = 0.5,
     train_relations: Collection[str] | None = None,
+    controlled_answers: Mapping[str, str] | None = None,
 ) -> Split:
     """Draw a split of one of the kinds of `SPLITS`; every kind has the same held-out subjects for the same seed.
 
@@ -68,7 +69,7 @@ def split_facts(
     occupation, train only on facts whose answer is the relation's most frequent one, halved by popularity within each
     relation; the held-out facts are those that do not accept that answer. No subjects are held out first, but a
     training fact whose subject is also held out is left out. The paper names the three answers USA, soccer and actor;
-    here they are counted, and in the public file the most frequent occupation is "politician".
+    here they are counted, unless `controlled_answers` names them; PopQA's most frequent occupation is "politician".
 
     Raises `DataError` for an unknown kind, shares outside (0, 1), missing popularity, and an empty part.
 
@@ -83,6 +84,8 @@ def split_facts(
         share: The share of a "half": 0.3 gives the top or bottom 30% (Figure 5).
         train_relations: The relations to train and validate on; None: all. The held-out facts keep all, and show what
             finetuning does to questions whose phrasing it did not cover (Xu & Chen 2025).
+        controlled_answers: For a controlled split, the relations and the answer of each to train on. None: the most
+            frequent answers to `CONTROLLED_RELATIONS`.
     """
     if name not in SPLITS:
         raise DataError(f"no split {name!r}; there are {', '.join(SPLITS)}")
@@ -95,6 +98,8 @@ def split_facts(
         raise DataError(f"split whole takes all facts; use `share` {share:g} with top, bottom or random")
     if name.startswith("controlled-") and heldout != 0.5:
         raise DataError(f"split {name} holds out facts by their answers; leave `heldout` {heldout:g} out")
+    if controlled_answers is not None and not name.startswith("controlled-"):
+        raise DataError(f"`controlled_answers` are for controlled splits, got split {name!r}")
     if scores is not None and (len(scores) != len(facts) or not all(map(math.isfinite, scores))):
         raise DataError(f"`scores` must be one finite number for each fact, got {len(scores)} for {len(facts)} facts")
     if name not in ("random", "whole") and scores is None:
@@ -103,7 +108,7 @@ def split_facts(
         zip(map(id, facts), scores if scores is not None else [f.popularity or 0.0 for f in facts], strict=True)
     )
     if name.startswith("controlled-"):
-        pool, test = _controlled(facts)
+        pool, test = _controlled(facts, controlled_answers)
         pool = pool if train_relations is None else pool.of_relations(train_relations)
         halves = [_half(pool.of_relations([relation]).facts, name, seed, ranks, share) for relation in pool.relations]
         chosen_set = replace(pool, facts=tuple(fact for half in halves for fact in half))
@@ -182,10 +187,14 @@ def warn_of_ties(what: str, half: Sequence[float], others: Collection[float]) ->
         )
 
 
-def _controlled(facts: FactSet) -> tuple[FactSet, FactSet]:
-    """Facts whose answer is their relation's most frequent one, and facts that do not accept that answer."""
-    three = facts.of_relations(CONTROLLED_RELATIONS)
-    top = {relation: answers[0] for relation, answers in three.most_frequent_answers().items()}
-    test = three.where(lambda fact: top[fact.relation] not in fact.answers)
+def _controlled(facts: FactSet, answers: Mapping[str, str] | None) -> tuple[FactSet, FactSet]:
+    """Facts whose answer is the one of their relation, and facts that do not accept it."""
+    some = facts.of_relations(CONTROLLED_RELATIONS if answers is None else list(answers))
+    usual = {relation: given[0] for relation, given in some.most_frequent_answers().items()}
+    taught = usual if answers is None else answers
+    test = some.where(lambda fact: taught[fact.relation] not in fact.answers)
     tested = {fact.composed_subject for fact in test}
-    return three.where(lambda fact: fact.answer == top[fact.relation] and fact.composed_subject not in tested), test
+    pool = some.where(lambda fact: fact.answer == taught[fact.relation] and fact.composed_subject not in tested)
+    if missing := sorted(set(taught) - set(pool.relations)):
+        raise DataError(f"no fact of relation {missing[0]!r} has the answer {taught[missing[0]]!r}")
+    return pool, test

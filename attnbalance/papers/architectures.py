@@ -8,6 +8,7 @@ from typing import Any
 
 from attnbalance.papers.extraction import one_layer_setting
 from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, by_seed, minus
+from attnbalance.papers.sources import Sources
 from attnbalance.papers.standard_layer import ARCHITECTURES, train_standard
 from attnbalance.statistics.intervals import seed_interval
 from attnbalance.theory.acquisition import acquire, doubling, extract
@@ -46,6 +47,29 @@ def run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {
+        "many": {"pairs": 20, "universe": 5},
+        "few": {"pairs": 12, "universe": 6},
+        "standard": {"d_model": 8, "rate": 5e-3, "steps": 5, "tuning_rate": 1e-3, "tuning_steps": 5},
+        "simplified, many": {
+            "neurons": 4,
+            "scale_factor": 12.0,
+            "spread": 0.01,
+            "rates": [0.5, 0.5, 0.5],
+            "stage_steps": [5, 10, 10],
+            "tuning_rate": 0.5,
+            "tuning_steps": 5,
+        },
+        "simplified, few": {
+            "neurons": 4,
+            "scale_factor": 4.0,
+            "spread": 0.01,
+            "rates": [0.1, 0.3, 0.3],
+            "stage_steps": [5, 10, 10],
+            "tuning_rate": 0.3,
+            "tuning_steps": 5,
+        },
+    },
     "small": {
         "many": {"pairs": 100, "universe": 5},
         "few": {"pairs": 40, "universe": 10},
@@ -99,7 +123,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
 """
 
 
-def cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Cell]:
+def cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
     """One cell per architecture, kind of data and seed; data with the context token has few pairs."""
     sizes, cells = SIZES[scale], []
     for architecture in NAMES:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,11 +13,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from attnbalance.data.bpe_tokenizer import train_tokenizer
 from attnbalance.data.facts import Fact
-from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.errors import DataError
-from attnbalance.files.seals import hash_file
 from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, by_seed, over_seeds
 from attnbalance.papers.small_gpt2 import IGNORED, Training, train_gpt2
+from attnbalance.papers.sources import Sources, facts_of
 
 PHRASES = (
     "{film} was directed by {name}",
@@ -37,6 +35,18 @@ SHARES = (0.05, 0.1, 0.25, 0.5)
 """Shares of the films used for finetuning; the second half is always the test set and never used for finetuning."""
 
 SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "films": 40,
+        "vocabulary": 300,
+        "layers": 1,
+        "d_model": 16,
+        "heads": 2,
+        "batch": 16,
+        "steps": 2,
+        "rate": 1e-3,
+        "finetuning_steps": 2,
+        "finetuning_rate": 1e-3,
+    },
     "small": {
         "films": 250,
         "vocabulary": 2000,
@@ -64,12 +74,11 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 LEAST = 0.01
 """The smallest difference in exact match that counts: one percentage point."""
-MULTIPLICITIES = {"small": (1, 3, 5), "paper": (1, 2, 4, 6, 8, 10)}
+MULTIPLICITIES = {"tiny": (1, 3), "small": (1, 3, 5), "paper": (1, 2, 4, 6, 8, 10)}
 
 
-def _cells(scale: str, seeds: Sequence[int], facts: str) -> list[Cell]:
-    table = _table(facts)
-    known = {"facts": facts} | ({"facts_file": hash_file(table)} if table.is_file() else {})
+def _cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
+    known = sources.of_facts()
     return [
         Cell(
             f"directors-{scale}-{multiplicity}-phrasings-seed-{seed}",
@@ -115,16 +124,9 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _table(facts: str) -> Path:
-    """The file of a source of facts."""
-    return Path(facts.removeprefix("popqa:"))
-
-
 def _films(settings: Mapping[str, Any]) -> list[Fact]:
     """A random sample of films with distinct titles; raises `DataError` if there are too few, or the file changed."""
-    if "facts_file" in settings and hash_file(_table(settings["facts"])) != settings["facts_file"]:
-        raise DataError(f"{_table(settings['facts'])} changed since the cells were listed; run the same command again")
-    films = {fact.subject: fact for fact in load_facts(settings["facts"], ["director"])}
+    films = {fact.subject: fact for fact in facts_of(settings, ["director"])}
     if len(films) < settings["films"]:
         raise DataError(
             f"expected at least {settings['films']} films with a director, {settings['facts']} has {len(films)}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from attnbalance.papers.sources import Sources
 from attnbalance.statistics.intervals import Interval, seed_interval
 
 SEEN, OPPOSITE, ABSENT, UNCLEAR = VERDICTS = ("seen", "opposite", "absent", "cannot tell")
@@ -127,20 +128,22 @@ class PaperFigure:
     paper: the paper, as "Ghosal et al. 2024".
     number: the figure's number, as "Figure 2(a)".
     about: what is run, and the differences from the paper.
-    cells: `cells(scale, seeds, facts)` lists the work for a scale ("small" or "paper"), seeds and a source of facts.
+    cells: `cells(scale, seeds, sources)` lists the work for a scale ("tiny", "small" or "paper") and seeds.
     run: `run(settings)` does the work of one cell; it may be called in another process.
     panels: what to draw, from all results.
     claims: what the paper says, judged from all results.
+    needs_model: whether `sources` must name a pretrained model.
     """
 
     name: str
     paper: str
     number: str
     about: str
-    cells: Callable[[str, Sequence[int], str], list[Cell]]
+    cells: Callable[[str, Sequence[int], Sources], list[Cell]]
     run: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     panels: Callable[[Sequence[CellResult]], list[Panel]]
     claims: Callable[[Sequence[CellResult]], list[Claim]]
+    needs_model: bool = False
 
     @property
     def source(self) -> str:

@@ -27,16 +27,21 @@ from attnbalance.statistics.intervals import seed_interval
 from attnbalance.theory.triples import SPLITS, make_triples
 
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25)
-STEPS = {"small": (500, 1000, 2000, 8000), "paper": (5000, 10_000, 20_000, 80_000)}
-USUAL_STEPS = {"small": 2000, "paper": 20_000}
+STEPS = {"tiny": (10, 20, 40, 80), "small": (500, 1000, 2000, 8000), "paper": (5000, 10_000, 20_000, 80_000)}
+USUAL_STEPS = {"tiny": 40, "small": 2000, "paper": 20_000}
 """Enough to store 99% of the facts at alpha up to 1; the paper stores all (section 3.2)."""
 WORLD = {
+    "tiny": {"subjects": 50, "relations": 3, "answers": 15},
     "small": {"subjects": 500, "relations": 6, "answers": 120},
     "paper": {"subjects": 10_000, "relations": 10, "answers": 1000},
 }
 RATES = (3e-4, 3e-3)
 """Finetuning rates of Figure 2(a): the paper gives none. The second one costs part of what is stored."""
-SIZES = {"small": Sizes(), "paper": Sizes(layers=4, d_model=256, batch_size=512, finetuning_steps=4000)}
+SIZES = {
+    "tiny": Sizes(layers=1, d_model=16, batch_size=32, finetuning_steps=16),
+    "small": Sizes(),
+    "paper": Sizes(layers=4, d_model=256, batch_size=512, finetuning_steps=4000),
+}
 LEAST = 0.01
 """The smallest difference in accuracy that counts: one percentage point."""
 STORED = 0.99
@@ -218,7 +223,7 @@ FIG2A = PaperFigure(
     "The choice of finetuning facts decides how many other facts are answered, at two learning rates of finetuning. At "
     "the first, 99% of the held-out facts are answered whatever is chosen: no room for a gap. Figures 2(b) "
     f"and 2(c) are run at the first alone. {_DEEP}",
-    lambda scale, seeds, facts: [
+    lambda scale, seeds, sources: [
         _deep_cell(scale, seed, 1.0, USUAL_STEPS[scale], rate) for rate in RATES for seed in seeds
     ],
     _run_deep,
@@ -230,7 +235,7 @@ FIG2B = PaperFigure(
     "Ghosal et al. 2024",
     "Figure 2(b)",
     f"The choice matters more for a longer tail of popularities. {_DEEP}",
-    lambda scale, seeds, facts: [_deep_cell(scale, s, alpha, USUAL_STEPS[scale]) for alpha in ALPHAS for s in seeds],
+    lambda scale, seeds, sources: [_deep_cell(scale, s, alpha, USUAL_STEPS[scale]) for alpha in ALPHAS for s in seeds],
     _run_deep,
     partial(_sweep_panels, name="alpha", x_label="Zipf exponent alpha", log=False),
     _claims_2b,
@@ -240,7 +245,7 @@ FIG2C = PaperFigure(
     "Ghosal et al. 2024",
     "Figure 2(c)",
     f"The choice matters less after more pretraining. {_DEEP}",
-    lambda scale, seeds, facts: [_deep_cell(scale, seed, 1.0, steps) for steps in STEPS[scale] for seed in seeds],
+    lambda scale, seeds, sources: [_deep_cell(scale, seed, 1.0, steps) for steps in STEPS[scale] for seed in seeds],
     _run_deep,
     partial(_sweep_panels, name="steps", x_label="pretraining steps", log=True),
     _claims_2c,

@@ -48,6 +48,7 @@ NEAR_1 = 0.9
 LEAST = 0.01
 """The smallest difference in accuracy and attention that counts: one percentage point."""
 ONE_LAYER = {
+    "tiny": {"subjects": 30, "relations": 3, "answers": 10},
     "small": {"subjects": 200, "relations": 5, "answers": 50},
     "paper": {"subjects": 1000, "relations": 10, "answers": 200},
 }
@@ -260,7 +261,7 @@ FIG6 = PaperFigure(
     "soon gets all attention. Attention first: both learn more slowly, W_KQ four times as fast as W_V; accuracy rises, "
     "falls while the subject gets no attention, and recovers. Values first: W_KQ learns a hundred times more slowly "
     "than W_V. A simulation with 200 subjects, 5 relations and 50 answers.",
-    lambda scale, seeds, facts: [_one_layer_cell(scale, seed, regime) for regime in REGIMES for seed in seeds],
+    lambda scale, seeds, sources: [_one_layer_cell(scale, seed, regime) for regime in REGIMES for seed in seeds],
     _run_one_layer,
     _panels_6,
     _claims_6,

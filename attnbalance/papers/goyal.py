@@ -33,9 +33,11 @@ from attnbalance.papers.goyal_runs import (
     run_proposition_1,
     run_theorem_1,
 )
+from attnbalance.papers.sources import Sources
 from attnbalance.theory.context_points import CRITICAL, OVERLAPPING
 
 SCALES: Mapping[str, Mapping[str, float]] = {
+    "tiny": {"points": 4, "tests": 4, "subjects": 30, "answers": 70, "steps": 20, "learning_rate": 1.5},
     "small": {"points": 10, "tests": 10, "subjects": 60, "answers": 130, "steps": 400, "learning_rate": 1.5},
     "paper": {"points": 30, "tests": 20, "subjects": 170, "answers": 300, "steps": 1200, "learning_rate": 1.5},
 }
@@ -53,8 +55,8 @@ def _frozen(arm: str) -> Condition:
     return Condition("W_V is frozen", "trained" if trained else "frozen", met=not trained)
 
 
-def _cells(name: str, arms: Sequence[str]) -> Callable[[str, Sequence[int], str], list[Cell]]:
-    def cells(scale: str, seeds: Sequence[int], facts: str) -> list[Cell]:
+def _cells(name: str, arms: Sequence[str]) -> Callable[[str, Sequence[int], Sources], list[Cell]]:
+    def cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
         return [
             Cell(f"{name}-{scale}-{arm.replace(' ', '-')}-{seed}", {"seed": seed, "arm": arm, **SCALES[scale]})
             for seed in seeds

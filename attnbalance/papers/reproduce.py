@@ -18,21 +18,25 @@ from typing import Any
 from attnbalance.arguments import expects
 from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError, OutputError
 from attnbalance.files.outputs import as_folder, check_saved, provenance, read_json, write_json
-from attnbalance.files.result_folder import ResultFolder
+from attnbalance.files.work import in_place, locked
+from attnbalance.files.worker import parse_worker
 from attnbalance.papers.figure import Cell, CellResult, PaperFigure
+from attnbalance.papers.sources import Sources
 
 KIND = "reproduction"
-SCALES = ("small", "paper")
+NO_MODEL = "a language model is needed; name a pretrained one with --model (a folder, GGUF file or Hub id)"
+SCALES = ("tiny", "small", "paper")
+"""tiny shows that the code runs, and nothing else."""
 MOST_SEEDS = 1000
 """All cells are listed before any is run, so their number is limited; ten seeds suffice for intervals."""
 
 
 def figures() -> dict[str, PaperFigure]:
     """All figures by name, in the order of the report."""
-    from attnbalance.papers import directors, ghosal_fig2, ghosal_fig6, goyal, xu_chen
+    from attnbalance.papers import directors, ghosal_fig2, ghosal_fig6, ghosal_popqa, goyal, xu_chen
 
-    every = (*ghosal_fig2.FIGURES, *ghosal_fig6.FIGURES, *xu_chen.FIGURES, *directors.FIGURES, *goyal.FIGURES)
-    return {figure.name: figure for figure in every}
+    modules = (ghosal_fig2, ghosal_popqa, ghosal_fig6, xu_chen, directors, goyal)
+    return {figure.name: figure for module in modules for figure in module.FIGURES}
 
 
 @expects(names=[str])
@@ -43,7 +47,9 @@ def reproduce(
     scale: str = "small",
     seeds: int = 5,
     facts: str = "popqa",
+    model: str | None = None,
     workers: int = 1,
+    worker: str | None = None,
     command: str | None = None,
     progress: bool = False,
 ) -> str:
@@ -52,8 +58,10 @@ def reproduce(
     Finished cells are not run again, so an interrupted run resumes, and figures share cells. Writes cells/*.json as
     they finish; NAME.json and NAME.png for each figure; and report.html, which shows all figures whose cells for these
     seeds are in the folder. `workers` processes run in parallel; a script that sets more than one must guard its own
-    code with `if __name__ == "__main__":`. A figure whose data cannot be loaded raises if it is the only one; otherwise
-    it is reported as not run. Raises `DataError` for unknown names or scales and for too few seeds, `OutputError` for a
+    code with `if __name__ == "__main__":`. Several machines share the work by `worker`: "I/N" runs each N-th cell, from
+    the I-th (counted from 0; by default Slurm's array index), and whoever finds all cells there writes the figures.
+    A figure whose data cannot be loaded, or that needs a `model`, raises if it is the only one; otherwise it is
+    reported as not run. Raises `DataError` for unknown names or scales and for too few seeds, `OutputError` for a
     folder with other contents, and `ModelError` for a cell that cannot be completed.
     """
     from attnbalance.papers.page import answer_of, write_figure, write_page
@@ -61,17 +69,32 @@ def reproduce(
     chosen, out = _chosen(names), as_folder(out)
     if scale not in SCALES or not 2 <= seeds <= MOST_SEEDS or workers < 1:
         raise DataError(
-            f"`scale` must be {' or '.join(SCALES)}, `seeds` at least 2 for intervals and at most {MOST_SEEDS:,}, "
-            f"`workers` at least 1; got {scale!r}, {seeds} and {workers}"
+            f"`scale` must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, `seeds` at least 2 for intervals and at most "
+            f"{MOST_SEEDS:,}, `workers` at least 1; got {scale!r}, {seeds} and {workers}"
         )
-    with ResultFolder(out, KIND, {"scale": scale}).working_in_place():
-        work = {figure.name: figure.cells(scale, range(seeds), facts) for figure in figures().values()}
-        asked = {figure.name: work[figure.name] for figure in chosen}
+    sources, (index, count) = Sources(facts, model), parse_worker(worker)
+    runnable = {name: figure for name, figure in figures().items() if model is not None or not figure.needs_model}
+    refused: dict[str, AttnBalanceError] = {
+        figure.name: ModelError(NO_MODEL) for figure in chosen if figure.name not in runnable
+    }
+    if len(refused) == len(chosen):
+        raise ModelError(f"{', '.join(refused)}: {NO_MODEL}")
+    place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
+    with in_place(out, KIND, {"scale": scale}), locked(place):
+        work = {name: figure.cells(scale, range(seeds), sources) for name, figure in runnable.items()}
+        asked = {figure.name: work[figure.name] for figure in chosen if figure.name in work}
         _refuse_others(_distinct(asked), out)
-        refused = _run(asked, out, workers, progress)
+        refused |= _run(asked, out, workers, slice(index, None, count), progress)
         if refused and len(chosen) == 1:
             raise refused[chosen[0].name]
-        known = {name: figure for name, figure in figures().items() if all(_saved(out, cell) for cell in work[name])}
+        wanted = {name: cells for name, cells in asked.items() if name not in refused}
+        missing = [name for name, cell in _distinct(wanted).items() if not _saved(out, cell)]
+        if missing:
+            return (
+                f"{len(missing)} of {len(_distinct(wanted))} cells are left to other workers. Whoever finishes the "
+                "last writes the figures, as does this command, run again then"
+            )
+        known = {name: figure for name, figure in runnable.items() if all(_saved(out, cell) for cell in work[name])}
         done = {}
         for name, figure in known.items():
             results = [CellResult(cell.settings, _saved(out, cell)["values"]) for cell in work[name]]
@@ -119,11 +142,13 @@ def _distinct(work: Mapping[str, Sequence[Cell]]) -> dict[str, Cell]:
     return {cell.name: cell for cells in work.values() for cell in cells}
 
 
-def _run(work: Mapping[str, Sequence[Cell]], out: Path, workers: int, progress: bool) -> dict[str, AttnBalanceError]:
-    """Run the cells that are not saved yet; return the figures that cannot be run, with their errors."""
+def _run(
+    work: Mapping[str, Sequence[Cell]], out: Path, workers: int, part: slice, progress: bool
+) -> dict[str, AttnBalanceError]:
+    """Run a part of the cells, but for those that are saved; return the figures that cannot be run, with errors."""
     from tqdm import tqdm
 
-    cells = _distinct(work)
+    cells = dict(list(_distinct(work).items())[part])
     owner = {cell.name: name for name, cells in reversed(list(work.items())) for cell in cells}
     left = [cell for cell in cells.values() if not _saved(out, cell)]
     refused: dict[str, AttnBalanceError] = {}
@@ -210,8 +235,9 @@ def _settle(numbers: Any, workers: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     number = numbers.get()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(number % torch.cuda.device_count())
+    if count := torch.cuda.device_count():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number % count]  # Trainer would take all it sees
 
 
 def _end_with_parent() -> None:

@@ -9,11 +9,31 @@ from typing import Any
 from attnbalance.papers import architectures
 from attnbalance.papers.extraction import curve_name, run
 from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, best_elsewhere, by_seed
+from attnbalance.papers.sources import Sources
 from attnbalance.statistics.intervals import Interval, seed_interval
 
 MODELS = ("one-layer", "GPT-2")
 
 SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "multiplicity": (1, 2),
+        "share": (0.2, 0.5),
+        "universe": (8, 16),
+        "centre": {"multiplicity": 2, "share": 0.2, "universe": 8},
+        "data": {"pairs": 20, "frequent": 0.8, "spared": 0.5},
+        "harder": {"pairs": 30, "multiplicity": 1},
+        "one-layer": {"neurons": 4, "rates": [0.5] * 3, "stage_steps": [5] * 3, "tuning_rate": 0.1, "tuning_steps": 9},
+        "GPT-2": {
+            "layers": 1,
+            "d_model": 16,
+            "heads": 2,
+            "rate": 2e-3,
+            "steps": 5,
+            "tuning_rate": 5e-4,
+            "tuning_steps": 5,
+        },
+        "long": {"one-layer": 20, "GPT-2": 10},
+    },
     "small": {
         "multiplicity": (1, 2, 4),
         "share": (0.05, 0.2, 0.5),
@@ -86,7 +106,7 @@ def _cell(scale: str, model: str, seed: int, **more: Any) -> Cell:
     return Cell(f"xu-chen-{scale}-{model}-{'-'.join(parts)}-{seed}", settings)
 
 
-def figure_2_cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Cell]:
+def figure_2_cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
     """One cell per model, K, M and seed of the two sweeps, each of which finetunes on every share.
 
     GPT-2's second sweep of M follows, which finetunes on the centre's share only.
@@ -103,7 +123,7 @@ def figure_2_cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Ce
     ]
 
 
-def steps_cells(scale: str, seeds: Sequence[int], facts: str = "") -> list[Cell]:
+def steps_cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
     """One cell per model and seed at the centre of the sweeps, with long finetuning."""
     sizes, cells = SIZES[scale], []
     world = {name: sizes["centre"][name] for name in ("multiplicity", "universe")}

@@ -13,12 +13,12 @@ from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
 from attnbalance.files.outputs import MARKER, as_folder, check_saved, provenance, read_json, read_saved, write_json
 from attnbalance.files.work import in_place, is_finished, is_locked, locked
+from attnbalance.files.worker import parse_worker
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.studies.plan import Fit, Study, parse_study, recipe_of, variants
 from attnbalance.studies.prepared_world import PreparedWorld
 from attnbalance.studies.run_fit import RESULT, run_fit
 from attnbalance.studies.summary import FIELDS
-from attnbalance.studies.worker import parse_worker
 
 KIND = "study"
 

@@ -6,6 +6,7 @@ import pytest
 
 from attnbalance.papers.architectures import FEW, NAMES, NOISY, TABLE_3, run
 from attnbalance.papers.figure import CellResult
+from attnbalance.papers.sources import Sources
 
 
 def test_every_architecture_gives_its_loss_above_the_entropy() -> None:
@@ -23,7 +24,7 @@ def test_every_architecture_gives_its_loss_above_the_entropy() -> None:
 
 def test_table_3_is_judged_from_its_losses() -> None:
     results = []
-    for cell in TABLE_3.cells("small", (0, 1), ""):
+    for cell in TABLE_3.cells("small", (0, 1), Sources()):
         name = cell.settings["architecture"]
         loss = {"attention only": 3.0, "simplified": 0.83, "attention only, no values": 5.32}.get(name, 0.81)
         accuracy = 0.5 if name == FEW else 1.0
@@ -37,7 +38,7 @@ def test_table_3_is_judged_from_its_losses() -> None:
 
 def test_few_pairs_share_more_phrases_and_so_do_those_with_the_context_token() -> None:
     for scale in ("small", "paper"):
-        for cell in TABLE_3.cells(scale, (0,), ""):
+        for cell in TABLE_3.cells(scale, (0,), Sources()):
             settings = cell.settings
             few = settings["context"] or settings["architecture"] == FEW
             assert settings["universe"] == (10 if few else 5), cell.name

@@ -14,6 +14,7 @@ from attnbalance.errors import DataError
 from attnbalance.papers.directors import PHRASES, POPQA, SHARES, _encoded, _exact, _films, _gpt2
 from attnbalance.papers.figure import CellResult
 from attnbalance.papers.small_gpt2 import IGNORED
+from attnbalance.papers.sources import Sources
 
 TINY = {"films": 40, "vocabulary": 300, "layers": 1, "d_model": 16, "heads": 2, "batch": 16, "steps": 2}
 TINY |= {"rate": 1e-3, "finetuning_steps": 1, "finetuning_rate": 1e-3}
@@ -61,7 +62,7 @@ def test_exact_match_is_what_greedy_generation_gives() -> None:
 
 
 def test_cells_become_panels_and_claims_with_one_value_a_seed(facts: str) -> None:
-    cells = POPQA.cells("small", range(2), facts)
+    cells = POPQA.cells("small", range(2), Sources(facts))
     results = [CellResult(cell.settings, POPQA.run({**cell.settings, **TINY})) for cell in cells]
     assert all(result.values["share"] == list(SHARES) for result in results)
     for panel in POPQA.panels(results):
@@ -71,18 +72,18 @@ def test_cells_become_panels_and_claims_with_one_value_a_seed(facts: str) -> Non
 
 def test_too_few_films_and_too_many_phrasings_cannot_be() -> None:
     assert len(set(PHRASES)) == 10
-    assert max(cell.settings["multiplicity"] for cell in POPQA.cells("paper", [0], "")) <= len(PHRASES)
+    assert max(cell.settings["multiplicity"] for cell in POPQA.cells("paper", [0], Sources())) <= len(PHRASES)
 
 
 def test_a_source_with_too_few_films_is_refused(facts: str) -> None:
     with pytest.raises(DataError, match="at least 250 films with a director, .* has 45"):
-        POPQA.run(POPQA.cells("small", [0], facts)[0].settings)
+        POPQA.run(POPQA.cells("small", [0], Sources(facts))[0].settings)
 
 
 def test_a_file_that_changed_since_the_cells_were_listed_is_refused(facts: str, tmp_path: Path) -> None:
     table = tmp_path / "films.tsv"
     table.write_bytes(Path(facts.removeprefix("popqa:")).read_bytes())
-    settings = dict(POPQA.cells("small", [0], f"popqa:{table}")[0].settings)
+    settings = dict(POPQA.cells("small", [0], Sources(f"popqa:{table}"))[0].settings)
     table.write_bytes(table.read_bytes() + b"\n")
     with pytest.raises(DataError, match="films.tsv changed since the cells were listed"):
         _films(settings)

@@ -8,6 +8,7 @@ import pytest
 
 from attnbalance.papers.figure import CellResult
 from attnbalance.papers.ghosal_fig2 import FIG2A, FIG2B, FIG2C, RATES
+from attnbalance.papers.sources import Sources
 from attnbalance.papers.two_tokens import TOP, Sizes
 
 TINY = Sizes(layers=1, d_model=16, heads=2, batch_size=32, learning_rate=0.01, finetuning_steps=4, observations=2)
@@ -16,7 +17,7 @@ WORLD = {"subjects": 40, "relations": 2, "answers": 6}
 
 @pytest.mark.parametrize("figure", [FIG2A, FIG2B, FIG2C], ids=lambda figure: figure.name)
 def test_cells_become_panels_and_claims_with_one_value_a_seed(figure) -> None:
-    cells = figure.cells("small", range(2), "popqa")
+    cells = figure.cells("small", range(2), Sources())
     assert len({cell.name for cell in cells}) == len(cells)
     tiny = [asdict(replace(TINY, finetuning_rate=cell.settings["sizes"]["finetuning_rate"])) for cell in cells]
     results = [
@@ -29,7 +30,9 @@ def test_cells_become_panels_and_claims_with_one_value_a_seed(figure) -> None:
 
 
 def test_figures_2a_to_2c_share_the_usual_pretraining() -> None:
-    a, b, c = ({cell.name: cell for cell in figure.cells("small", range(5), "")} for figure in (FIG2A, FIG2B, FIG2C))
+    a, b, c = (
+        {cell.name: cell for cell in figure.cells("small", range(5), Sources())} for figure in (FIG2A, FIG2B, FIG2C)
+    )
     shared = {name: cell for name, cell in a.items() if cell.settings["sizes"]["finetuning_rate"] == RATES[0]}
     assert len(shared) == 5
     assert all(a[name] == b[name] == c[name] for name in shared)

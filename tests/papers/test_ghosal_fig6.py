@@ -9,6 +9,7 @@ import torch
 
 from attnbalance.papers.figure import CellResult
 from attnbalance.papers.ghosal_fig6 import FIG6, OBSERVED, REGIMES, SKEWED
+from attnbalance.papers.sources import Sources
 from attnbalance.theory.attention_only import AttentionOnly, attention_only
 from attnbalance.theory.triples import make_triples, split_subjects
 
@@ -45,7 +46,7 @@ def test_a_cell_is_what_dense_gradient_descent_gives() -> None:
 
 
 def test_cells_become_panels_and_claims_with_one_value_a_seed() -> None:
-    cells = FIG6.cells("small", range(2), "")
+    cells = FIG6.cells("small", range(2), Sources())
     assert len({cell.name for cell in cells}) == len(cells) == 2 * len(REGIMES)
     results = [CellResult(cell.settings, FIG6.run({**cell.settings, "world": WORLD, "steps": 10})) for cell in cells]
     for panel in FIG6.panels(results):

@@ -18,6 +18,7 @@ from attnbalance.papers.goyal_runs import (
     RATES,
     TRAINED,
 )
+from attnbalance.papers.sources import Sources
 
 TINY = {"points": 3, "tests": 2, "subjects": 20, "answers": 30, "steps": 40}
 SEEDS = (0, 1, 2)
@@ -25,7 +26,7 @@ SEEDS = (0, 1, 2)
 
 def tiny(figure: PaperFigure) -> list[CellResult]:
     results = []
-    for cell in figure.cells("small", SEEDS, ""):
+    for cell in figure.cells("small", SEEDS, Sources()):
         settings = json.loads(json.dumps({**cell.settings, **TINY}))
         results.append(CellResult(settings, json.loads(json.dumps(figure.run(settings)))))
     return results
@@ -38,7 +39,7 @@ def results() -> Mapping[str, list[CellResult]]:
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
 def test_cells_have_names_of_their_own_and_settings_that_json_holds(scale: str) -> None:
-    cells = [cell for figure in FIGURES for cell in figure.cells(scale, (0, 1), "")]
+    cells = [cell for figure in FIGURES for cell in figure.cells(scale, (0, 1), Sources())]
     assert len({cell.name for cell in cells}) == len(cells) == 2 * (1 + len(ARMS + LIMITS + TRAINED))
     for cell in cells:
         assert json.loads(json.dumps(dict(cell.settings))) == dict(cell.settings)

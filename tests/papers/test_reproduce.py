@@ -18,9 +18,11 @@ from pathlib import Path
 import pytest
 
 from attnbalance.errors import DataError, ModelError, OutputError
+from attnbalance.files.work import locked
 from attnbalance.papers import reproduce as reproduction
 from attnbalance.papers.figure import Cell, Claim, Panel, PaperFigure, Series, by_seed
 from attnbalance.papers.reproduce import figures, reproduce
+from attnbalance.papers.sources import Sources
 from attnbalance.statistics.intervals import seed_interval
 
 RUNS: list[str] = []
@@ -39,8 +41,10 @@ def figure(name: str, ks: tuple[int, ...]) -> PaperFigure:
         "Someone 2024",
         "<Figure 1>",
         "About $x$ & <b>.",
-        lambda scale, seeds, facts: [
-            Cell(f"cell-{k}-{s}", {"seed": s, "k": k, "facts": facts if k == 9 else ""}) for k in ks for s in seeds
+        lambda scale, seeds, sources: [
+            Cell(f"cell-{k}-{s}", {"seed": s, "k": k, "facts": sources.facts if k == 9 else ""})
+            for k in ks
+            for s in seeds
         ],
         run,
         lambda results: [
@@ -85,6 +89,43 @@ def test_each_cell_runs_once_and_figures_share_what_they_have_in_common(tmp_path
     assert RUNS == []
     reproduce(["first"], tmp_path / "out", seeds=4, workers=1)
     assert sorted(RUNS) == ["0-3", "1-3"]  # a seed more is that seed's work
+
+
+def test_workers_take_every_nth_cell_and_the_last_one_writes_the_figures(tmp_path: Path) -> None:
+    whole = reproduce(["second"], tmp_path / "whole", seeds=3)
+    RUNS.clear()
+    first = reproduce(["second"], tmp_path / "out", seeds=3, worker="1/2")
+    assert "5 of 9 cells are left to other workers" in first
+    assert not list((tmp_path / "out").glob("second.*"))
+    taken = set(RUNS)
+    assert len(taken) == 4
+    assert reproduce(["second"], tmp_path / "out", seeds=3, worker="0/2") == whole
+    assert len(RUNS) == len(set(RUNS)) == 9
+    assert (tmp_path / "out" / "second.json").exists()
+    with pytest.raises(DataError, match="a worker as I/N"):
+        reproduce(["second"], tmp_path / "out", seeds=3, worker="2/2")
+
+
+def test_two_workers_are_at_work_in_one_folder_and_two_of_one_part_are_not(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    reproduce(["first"], out, seeds=2)
+    with locked(out / "workers" / "0-of-2"):
+        assert "cells are left" in reproduce(["second"], out, seeds=3, worker="1/2")
+        with pytest.raises(OutputError, match="is at work on"):
+            reproduce(["second"], out, seeds=3, worker="0/2")
+
+
+def test_a_figure_of_a_language_model_is_left_out_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"first": figure("first", (1, 0)), "language": replace(figure("language", (2, 0)), needs_model=True)}
+    monkeypatch.setattr(reproduction, "figures", lambda: made)
+    with pytest.raises(ModelError, match="language: a language model is needed; name a pretrained one with --model"):
+        reproduce(["language"], tmp_path / "out", seeds=2)
+    answer = reproduce(["all"], tmp_path / "out", seeds=2)
+    assert "language" in answer
+    assert "a language model is needed" in answer
+    assert sorted(RUNS) == ["0-0", "0-1", "1-0", "1-1"]
+    assert "a language model is needed" not in reproduce(["all"], tmp_path / "out", seeds=2, model="some-model")
+    assert {"2-0", "2-1"} < set(RUNS)
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +201,7 @@ def test_a_figure_whose_facts_cannot_be_had_raises_alone_and_is_told_among_other
     [
         (["third"], {}, "no figure 'third'; choose from all, first, second, real"),
         ([], {}, "no figure"),
-        (["all"], {"scale": "huge"}, "`scale` must be small or paper.*got 'huge', 5 and 1"),
+        (["all"], {"scale": "huge"}, "`scale` must be tiny, small or paper.*got 'huge', 5 and 1"),
         (["all"], {"seeds": 1}, "`seeds` at least 2.*got 'small', 1 and 1"),
         (["first"], {"workers": 0}, "`workers` at least 1; got 'small', 5 and 0"),
     ],
@@ -277,13 +318,13 @@ def real_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("real_figures")
-def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own() -> None:
+def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own(llama_folder: Path) -> None:
     assert set(reproduction.figures()) >= {"ghosal-fig2a", "ghosal-fig2b", "ghosal-fig2c", "ghosal-fig6"}
     assert set(reproduction.figures()) >= {"xu-chen-fig2", "xu-chen-table3", "xu-chen-steps", "xu-chen-popqa"}
     assert set(reproduction.figures()) >= {"goyal-prop1", "goyal-thm1"}
     for paper_figure in reproduction.figures().values():
-        for scale in ("small", "paper"):
-            cells = paper_figure.cells(scale, range(5), "popqa")
+        for scale in reproduction.SCALES:
+            cells = paper_figure.cells(scale, range(5), Sources("popqa", str(llama_folder)))
             assert len({cell.name for cell in cells}) == len(cells)
             assert {cell.settings["seed"] for cell in cells} == set(range(5))
             json.dumps([dict(cell.settings) for cell in cells])

@@ -10,6 +10,7 @@ import pytest
 from attnbalance.papers import xu_chen
 from attnbalance.papers.extraction import curve_name
 from attnbalance.papers.figure import CellResult
+from attnbalance.papers.sources import Sources
 
 FIGURES = {figure.name: figure for figure in xu_chen.FIGURES}
 
@@ -17,7 +18,7 @@ FIGURES = {figure.name: figure for figure in xu_chen.FIGURES}
 def test_cells_have_names_of_their_own_and_settings_that_json_holds() -> None:
     for figure in xu_chen.FIGURES:
         for scale in ("small", "paper"):
-            cells = figure.cells(scale, (0, 1), "")
+            cells = figure.cells(scale, (0, 1), Sources())
             assert len({cell.name for cell in cells}) == len(cells)
             assert all(json.loads(json.dumps(cell.settings)) == cell.settings for cell in cells)
             assert {cell.settings["seed"] for cell in cells} == {0, 1}
@@ -26,7 +27,7 @@ def test_cells_have_names_of_their_own_and_settings_that_json_holds() -> None:
 def made_up(accuracy: Any) -> list[CellResult]:
     """Results of Figure 2's cells whose accuracies are a function of model, K, M and share, halved with more pairs."""
     results = []
-    for cell in FIGURES["xu-chen-fig2"].cells("small", (0, 1, 2), ""):
+    for cell in FIGURES["xu-chen-fig2"].cells("small", (0, 1, 2), Sources()):
         s, values = cell.settings, {"gap": 0.0}
         for share in s["shares"]:
             top = accuracy(s["model"], s["multiplicity"], s["universe"], share) + 0.001 * s["seed"]
@@ -60,7 +61,7 @@ def test_what_is_lost_by_the_end_uses_the_other_seeds_best_step() -> None:
 
 def test_steps_are_judged_for_each_model_and_rank() -> None:
     results = []
-    for cell in FIGURES["xu-chen-steps"].cells("small", (0, 1), ""):
+    for cell in FIGURES["xu-chen-steps"].cells("small", (0, 1), Sources()):
         curves = {
             curve_name(0.2, rank): {"steps": [0, 1, 2], "test": [0.0, 1.0, 0.5]} for rank in cell.settings["ranks"]
         }

@@ -1,4 +1,4 @@
-"""Which part of a study a worker does."""
+"""Which part of the work one of several processes or machines does."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnbalance.errors import DataError
-from attnbalance.studies.worker import parse_worker
+from attnbalance.files.worker import parse_worker
 
 
 @pytest.mark.parametrize("worker", ["2/2", "x", "-1/2", "1", "\u00b2/3", "9" * 5000 + "/3", ""])

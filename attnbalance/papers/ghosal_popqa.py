@@ -1,0 +1,240 @@
+"""Ghosal et al. (2024), section 5.1: PopQA-Controlled on a language model (Tables 1 and 2, Figures 3 and 4)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attnbalance.finetuning.splits import Split, split_facts
+from attnbalance.papers.figure import (
+    Cell,
+    CellResult,
+    Claim,
+    Condition,
+    Panel,
+    PaperFigure,
+    Series,
+    minus,
+    over_seeds,
+)
+from attnbalance.papers.finetuned import (
+    PERCENTS,
+    UNTRAINED,
+    accuracy,
+    accuracy_of_top,
+    ask_untrained,
+    by_tuned,
+    run_finetuning,
+    shortcut_rate,
+    tuned,
+)
+from attnbalance.papers.sources import Sources, facts_of
+
+ANSWERS = {"country": "United States of America", "sport": "association football", "occupation": "actor"}
+"""What is taught: Table 1's answers, as PopQA spells them. Its most frequent occupation is another one."""
+
+HALVES = ("top", "bottom")
+BASE = "untrained"
+"""Stands in the place of a half for the model as it comes."""
+
+ADAPTERS = tuple({"lora_rank": rank, "lora_alpha": 2.0 * rank} for rank in (8, 16, 32, 64))
+RATES, DECAYS = (1e-5, 1e-4, 1e-3), (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+GRIDS: dict[str, list[dict[str, Any]]] = {
+    "tiny": [{"learning_rate": 1e-3, "lora_rank": 2}],
+    "small": [{"learning_rate": rate, "lora_rank": 16, "lora_alpha": 32.0} for rate in (1e-4, 1e-3)],
+    "paper": [
+        {"learning_rate": rate, "weight_decay": decay, **adapter}
+        for rate, decay, adapter in itertools.product(RATES, DECAYS, (*ADAPTERS, {"lora_rank": 0}))
+    ],
+}
+"""The configurations that are tried for each half (paper: Table 4, with and without LoRA)."""
+
+TRAINING: dict[str, dict[str, Any]] = {
+    "tiny": {"steps": 2, "batch_size": 4, "checkpoint_every": 1},
+    "small": {"steps": 60, "batch_size": 16, "checkpoint_every": 20},
+    "paper": {"steps": 400, "batch_size": 32, "checkpoint_every": 20},
+}
+"""The paper gives neither the number of steps nor the batch."""
+
+TESTED = {"tiny": 20, "small": 300, "paper": None}
+"""Tested facts, drawn anew for each seed; None: all."""
+
+VALIDATION = 0.2
+"""The share of the subjects of other answers that chooses configurations and checkpoints, and is not tested."""
+
+LEAST = 0.01
+"""The smallest difference in accuracy that counts: one percentage point."""
+
+PARAMETERS = (6e9, 8e9)
+"""What counts as a model of the paper's size."""
+
+
+def _cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
+    known = {**sources.of_facts(), **sources.of_model(), "tested": TESTED[scale]}
+    cells = []
+    for seed in seeds:
+        for half, configuration in ((BASE, {}), *itertools.product(HALVES, GRIDS[scale])):
+            training = TRAINING[scale] | configuration
+            parts = [f"{name}-{value:g}" for name, value in configuration.items()]
+            name = "-".join(["popqa-controlled", scale, half, *parts, f"seed-{seed}"]).replace("_", "-")
+            cells.append(Cell(name, {"seed": seed, "split": half, "training": training} | known))
+    return cells
+
+
+def _split(settings: Mapping[str, Any]) -> Split:
+    """The half to train on; facts of other answers to validate on, and others to test."""
+    half = HALVES[0] if settings["split"] == BASE else settings["split"]
+    facts, seed = facts_of(settings, list(ANSWERS)), settings["seed"]
+    split = split_facts(facts, f"controlled-{half}", validation=0, seed=seed, controlled_answers=ANSWERS)
+    apart = split_facts(split.heldout, "whole", heldout=1 - VALIDATION, validation=0, seed=seed)
+    tested = apart.heldout if settings["tested"] is None else apart.heldout.sample(settings["tested"], seed)
+    return replace(split, validation=apart.train, heldout=tested)
+
+
+def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
+    split = _split(settings)
+    return ask_untrained(settings, split) if settings["split"] == BASE else run_finetuning(settings, split)
+
+
+def _untrained(results: Sequence[CellResult], name: str) -> list[Mapping[str, Any]]:
+    """What the model as it comes answers, by seed."""
+    chosen = [result for result in results if result.settings["split"] == BASE]
+    return [result.values[name] for result in sorted(chosen, key=lambda result: result.settings["seed"])]
+
+
+def _setting(results: Sequence[CellResult]) -> tuple[Condition, ...]:
+    base = next(result for result in results if result.settings["split"] == BASE)
+    count = base.values["parameters"]
+    measured = f"{base.settings['model']}, {count / 1e9:.2g} billion parameters"
+    return (Condition("a pretrained model of 7 billion parameters", measured, PARAMETERS[0] <= count <= PARAMETERS[1]),)
+
+
+def _panels_2(results: Sequence[CellResult]) -> list[Panel]:
+    methods = (*UNTRAINED, *(f"FT-{half}" for half in HALVES))
+    shares = [[accuracy(values) for values in _untrained(results, name)] for name in UNTRAINED]
+    shares += [list(by_tuned(results, half, accuracy)) for half in HALVES]
+    guesses = [by_tuned(results, half, shortcut_rate) for half in HALVES]
+    return [
+        Panel("Table 2", "", "accuracy on other answers", (_points("PopQA-Controlled", methods, shares),)),
+        Panel("Guesses", "", "wrong and a training answer", (_points("PopQA-Controlled", methods[3:], guesses),)),
+    ]
+
+
+def _points(label: str, names: Sequence[str], shares: Sequence[Sequence[float]]) -> Series:
+    return Series(label, tuple(names), over_seeds(list(zip(*shares, strict=True))))
+
+
+def _claims_2(results: Sequence[CellResult]) -> list[Claim]:
+    top, bottom = (by_tuned(results, half, accuracy) for half in HALVES)
+    zero = [accuracy(values) for values in _untrained(results, UNTRAINED[0])]
+    guesses = [by_tuned(results, half, shortcut_rate) for half in HALVES]
+    measured, stated = "difference in accuracy on facts with other answers", {"place": "Table 2", "least": LEAST}
+    setting = _setting(results)
+    return [
+        Claim(
+            "finetuning on the popular half gives more right answers than on the obscure half",
+            measured,
+            minus(top, bottom),
+            printed="44.5% against 37.4%",
+            setting=setting,
+            **stated,
+        ),
+        Claim(
+            "finetuning on the obscure half gives more right answers than asking without finetuning",
+            measured,
+            minus(bottom, zero),
+            printed="37.4% against 20.1%",
+            setting=setting,
+            **stated,
+        ),
+        Claim(
+            "finetuning on the obscure half gives more wrong answers that are a training answer",
+            "difference in their share",
+            minus(guesses[1], guesses[0]),
+            least=LEAST,
+        ),
+    ]
+
+
+def _panels_3(results: Sequence[CellResult]) -> list[Panel]:
+    curves = {"no finetuning": [values["attention"] for values in _untrained(results, UNTRAINED[0])]}
+    curves |= {f"FT-{h}": [result.values["attention"] for result in tuned(results, h).values()] for h in HALVES}
+    difference = [minus(top, bottom) for top, bottom in zip(*(curves[f"FT-{half}"] for half in HALVES), strict=True)]
+    layers = tuple(range(len(difference[0])))
+    lines = tuple(Series(name, layers, over_seeds(rows)) for name, rows in curves.items())
+    gap = Series("FT-top minus FT-bottom", layers, over_seeds(difference, shares=False))
+    return [
+        Panel("Figure 3(a)", "layer", "attention to the subject", lines),
+        Panel("The difference", "layer", "FT-top minus FT-bottom", (gap,)),
+    ]
+
+
+def _claims_3(results: Sequence[CellResult]) -> list[Claim]:
+    def late(values: Mapping[str, Any]) -> float:
+        """The mean over the layers after the first quarter."""
+        layers = values["attention"]
+        return float(np.mean(layers[len(layers) // 4 :]))
+
+    return [
+        Claim(
+            "past the first layers the model attends more to the subject after FT-top than after FT-bottom",
+            "difference in subject attention, mean over the layers after the first quarter",
+            minus(*(by_tuned(results, half, late) for half in HALVES)),
+            place="Figure 3(a)",
+            printed="significantly more",
+            setting=_setting(results),
+        )
+    ]
+
+
+def _at(results: Sequence[CellResult], half: str, percent: int) -> tuple[float, ...]:
+    return by_tuned(results, half, lambda values: accuracy_of_top(values, percent))
+
+
+def _panels_4(results: Sequence[CellResult]) -> list[Panel]:
+    rows = {half: list(zip(*(_at(results, half, percent) for percent in PERCENTS), strict=True)) for half in HALVES}
+    lines = tuple(Series(f"FT-{half}", PERCENTS, over_seeds(rows[half])) for half in HALVES)
+    gaps = [minus(top, bottom) for top, bottom in zip(rows["top"], rows["bottom"], strict=True)]
+    gap = Series("FT-top minus FT-bottom", PERCENTS, over_seeds(gaps, shares=False))
+    label = "x, the most popular % of the tested facts"
+    return [Panel("Figure 4", label, "accuracy", lines), Panel("The gap", label, "FT-top minus FT-bottom", (gap,))]
+
+
+def _claims_4(results: Sequence[CellResult]) -> list[Claim]:
+    gaps = {percent: minus(*(_at(results, half, percent) for half in HALVES)) for percent in (20, 100)}
+    return [
+        Claim(
+            "the gap between FT-top and FT-bottom is wider on all facts than on the most popular fifth",
+            "difference of the two gaps in accuracy",
+            minus(gaps[100], gaps[20]),
+            place="Figure 4",
+            printed="similar results on the top 20%, 7 points on all",
+            least=LEAST,
+            setting=_setting(results),
+        )
+    ]
+
+
+_ABOUT = (
+    "A language model is taught one answer of each of three relations (USA, association football, actor) on the "
+    "popular or on the obscure half of PopQA's facts with that answer, and asked about facts with other answers. "
+    "Answers have ten tokens and are scored by containment. The configuration and the checkpoint of each half are "
+    "those with the lowest validation loss. Departures: the validation facts have other answers too (a fifth of "
+    "their subjects; the paper does not say which it takes), and the prompt is 'Question: ... Answer:'. At small "
+    "scale 300 facts are tested, and LoRA of rank 16 at two learning rates stands for the grid of Table 4."
+)
+
+
+def _figure(name: str, number: str, panels: Any, claims: Any) -> PaperFigure:
+    return PaperFigure(name, "Ghosal et al. 2024", number, _ABOUT, _cells, _run, panels, claims, needs_model=True)
+
+
+FIGURES = (
+    _figure("ghosal-table2", "Tables 1 and 2", _panels_2, _claims_2),
+    _figure("ghosal-fig3", "Figure 3(a)", _panels_3, _claims_3),
+    _figure("ghosal-fig4", "Figure 4", _panels_4, _claims_4),
+)

@@ -1,0 +1,37 @@
+"""A language model finetuned on some facts and asked about others: what a cell holds, against a run made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attnbalance import FinetuneSettings, finetune, load_facts, load_model, make_prompts, recall, split_facts
+from attnbalance.papers.figure import CellResult
+from attnbalance.papers.finetuned import accuracy, run_finetuning, tuned
+from attnbalance.papers.sources import Sources
+
+
+def test_a_cell_holds_the_run_that_its_settings_describe(llama_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "facts.jsonl"
+    rows = [{"subject": f"Town {i}", "relation": "country", "answers": ["a" if i % 3 else "b"]} for i in range(30)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    split = split_facts(load_facts(path), "whole")
+    training = {"steps": 4, "batch_size": 4, "checkpoint_every": 2, "learning_rate": 1e-2}
+    settings = {"seed": 3, "training": training, **Sources(model=str(llama_folder)).of_model()}
+    values = run_finetuning(settings, split)
+    run = finetune(llama_folder, split, tmp_path / "run", FinetuneSettings(**training, seed=3))
+    assert values["validation loss"] == pytest.approx(run.validation_loss[run.best_step], abs=1e-6)
+    assert values["best step"] == run.best_step
+    said = recall(load_model(run.path), make_prompts(split.heldout), run.shortcuts, scoring="containment")
+    assert values["right"] == list(map(int, said.correct))
+    assert accuracy(values) == sum(said.correct) / len(said.correct)
+
+
+def test_of_equal_losses_the_first_configuration_counts() -> None:
+    results = [
+        CellResult({"split": "top", "seed": seed, "k": k}, {"validation loss": loss})
+        for seed, k, loss in ((1, 0, 2.0), (0, 1, 1.0), (0, 2, 1.0), (1, 3, 1.0))
+    ]
+    assert [result.settings["k"] for result in tuned(results, "top").values()] == [1, 3]
