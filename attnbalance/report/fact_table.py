@@ -33,7 +33,7 @@ def describe_facts(facts: FactSet) -> str:
 
     >>> from attnbalance import Fact
     >>> print(describe_facts(FactSet((Fact("France", "capital", ("Paris",), 9.0),))).splitlines()[-1])
-    | capital | 1 | 1 | Paris (100%) | 9 / 9 / 9 | What is the capital of France? | The capital of France is |
+    | capital | 1 | 1 | Paris (100.0%) | 9 / 9 / 9 | What is the capital of France? | The capital of France is |
     """
     rows = [_row(relation, facts.of_relations([relation])) for relation in facts.relations]
     return markdown([HEADER, *rows])
