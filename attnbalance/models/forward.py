@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -26,6 +26,31 @@ def forward_rows(
     query = {} if kernel == "eager" else {"query_index": query_index}
     output = model(**inputs_of(base, batch, 1), **query, output_attentions=True)
     return rows_of_output(output, kernel, query_index, mask), attention_maps(output)[1]
+
+
+@torch.no_grad()
+def rows_alone(model: Module, batch: PromptBatch, layers: Sequence[int]) -> Float[Tensor, "prompt layer head position"]:
+    """The rows of `forward_rows` without the logits, from a pass that ends as soon as the last layer has its row.
+
+    So that layer's output, its MLP and the unembedding are not computed. The model must run our attention function,
+    and `layers` are the numbers of its attention modules in the order of their calls.
+    """
+    base, kept = base_of(model), dict[int, Tensor]()
+    query_index, mask = batch.query_index.to(base.device), (batch.attention_mask != 0).to(base.device)
+
+    def keep(module: Module, row: Tensor) -> None:
+        layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
+        kept[layer] = row
+        if layer == layers[-1]:
+            raise _LastRow
+
+    with suppress(_LastRow):
+        model(**inputs_of(base, batch, 1), query_index=query_index, on_row=keep)
+    return _stacked([kept[layer] for layer in layers], mask)
+
+
+class _LastRow(Exception):  # noqa: N818
+    """Ends a pass of which no more is needed."""
 
 
 def inputs_of(base: PreTrainedModel, batch: PromptBatch, logits_to_keep: int) -> dict[str, Any]:
@@ -69,11 +94,17 @@ def rows_of_output(
     output: object, kernel: str, query_index: Int[Tensor, " prompt"], mask: Bool[Tensor, "prompt position"]
 ) -> Float[Tensor, "prompt layer head position"]:
     """The rows in the output of a forward pass with `output_attentions`, 0 on padding; float32, with gradients."""
-    layers, device = attention_maps(output)[0], mask.device
+    layers: Sequence[Tensor] = attention_maps(output)[0]
     if kernel == "eager":
-        prompts = torch.arange(len(query_index), device=device)
+        prompts = torch.arange(len(query_index), device=mask.device)
         layers = [maps[prompts.to(maps.device), :, query_index.to(maps.device)].float() for maps in layers]
-    rows = torch.stack([layer.to(device) for layer in layers], dim=1)
+    return _stacked(layers, mask)
+
+
+def _stacked(
+    layers: Sequence[Float[Tensor, "prompt head position"]], mask: Bool[Tensor, "prompt position"]
+) -> Float[Tensor, "prompt layer head position"]:
+    rows = torch.stack([layer.to(mask.device) for layer in layers], dim=1)
     return rows.masked_fill(~mask[:, None, None, :], 0.0)
 
 

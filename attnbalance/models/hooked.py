@@ -24,6 +24,7 @@ from attnbalance.models.forward import (
     evaluating,
     forward_rows,
     position_limit,
+    rows_alone,
     vocabulary_size,
 )
 from attnbalance.models.rows import IMPLEMENTATION, register
@@ -138,9 +139,12 @@ class HookedModel:
     def rows(self, batch: PromptBatch) -> Float[Tensor, "prompt layer head position"]:
         """The attention row of each prompt's query in every layer and head, in float32, on the batch's positions.
 
-        Padding has probability 0. Differentiable outside `torch.no_grad`. Raises `ModelError` for NaN or infinity in a
-        row or the logits (naming the first prompt), for a token that the model does not know, for a padded batch of
-        `alike_from` tokens or more, and if another attention implementation was set.
+        Padding has probability 0. Differentiable outside `torch.no_grad`. Within it, models whose rows can be edited
+        skip what no row depends on: the last layer's output and MLP, and the logits.
+
+        Raises `ModelError` for NaN or infinity in a row, or in logits if they are computed (naming the first prompt);
+        for a token that the model does not know; for a padded batch of `alike_from` tokens or more; and if another
+        attention implementation was set.
         """
         self.check_implementation()
         check_vocabulary(self.model, batch.input_ids, self.name)
@@ -151,8 +155,11 @@ class HookedModel:
                 f"got a padded batch of {width} tokens (`HookedModel.batches` makes them)"
             )
         with evaluating(self.model):
-            rows, logits = forward_rows(self.model, batch, self.kernel)
-        self.check_finite(batch.prompts, rows, logits)
+            if self.read_only is None and not torch.is_grad_enabled():
+                values = (rows := rows_alone(self.model, batch, self.layers),)
+            else:
+                values = (rows, _) = forward_rows(self.model, batch, self.kernel)
+        self.check_finite(batch.prompts, *values)
         return rows
 
     def check_finite(self, prompts: Sequence[Prompt], *values: Shaped[Tensor, "prompt ..."]) -> None:

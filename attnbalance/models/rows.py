@@ -36,6 +36,7 @@ def attention(
     attention_mask: Tensor | None,
     query_index: Tensor | None = None,
     row_edit: Callable[[int, Tensor], Tensor] | None = None,
+    on_row: Callable[[Module, Tensor], None] | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor | None]:
     """The model's own attention output, and the row of `query_index` [prompt] as float32 [prompt, head, position].
@@ -53,6 +54,7 @@ def attention(
         attention_mask: boolean or added to scores; None for causal attention without padding.
         query_index: the position of each prompt's query; without it (as in generation) there is no row.
         row_edit: changes the last query's row (see `models.interventions`); the row returned is the model's own.
+        on_row: called with the module and its row before the output is computed; it may end the pass by raising.
         kwargs: what else the family passes to its attention.
     """
     attention_mask = _sparse_mask(module, query, key, attention_mask, kwargs)
@@ -60,6 +62,8 @@ def attention(
     row = None
     if query_index is not None:
         row = query_row(module, query, key, attention_mask, query_index, **kwargs)
+        if on_row is not None:
+            on_row(module, row)
     shift = None
     if row_edit is not None and query.shape[2] == key.shape[2]:  # whole prompts, not the steps of generation
         shift = _shift(module, query, key, value, attention_mask, row_edit, **kwargs)

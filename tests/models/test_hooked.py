@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import POSITIONS, tiny_model, tiny_prompts, tiny_tokenizer
+from tiny import POSITIONS, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import HookedModel, load_model
 from attnbalance.data.batches import pad
@@ -42,12 +42,55 @@ def test_rows_carry_gradients_outside_no_grad_and_none_inside() -> None:
         assert not hooked.rows(batch).requires_grad
 
 
-def test_logits_that_are_not_numbers_are_refused_though_the_rows_are_sound() -> None:
+def test_logits_that_are_not_numbers_are_refused_where_they_are_computed() -> None:
     hooked = hook(tiny_model("llama"), tiny_tokenizer(), "it")
+    batch = pad(encode(tiny_prompts(), tiny_tokenizer()))
     with torch.no_grad():
         hooked.model.lm_head.weight[3] = torch.inf  # pyright: ignore
+        assert hooked.rows(batch).isfinite().all()
     with pytest.raises(ModelError, match=r"it gives NaN or infinite numbers \(first at prompt 'Question: In what"):
-        hooked.rows(pad(encode(tiny_prompts(), tiny_tokenizer())))
+        hooked.rows(batch)
+
+
+def calls_of(module: torch.nn.Module) -> list[str]:
+    """The names of the parts that are called from now on."""
+    names = list[str]()
+    for name, part in module.named_modules():
+        part.register_forward_pre_hook(lambda _, args, name=name: names.append(name))
+    return names
+
+
+def test_a_pass_without_gradients_ends_at_the_last_layers_row() -> None:
+    hooked = hook(tiny_model("llama"), tiny_tokenizer(), "it")
+    batch = pad(encode(tiny_prompts(), tiny_tokenizer()))
+    whole, calls = hooked.rows(batch), calls_of(hooked.model)
+    with torch.no_grad():
+        assert torch.equal(hooked.rows(batch), whole)
+    assert {"model.layers.0.mlp", "model.layers.1.self_attn.k_proj"} < set(calls)
+    assert not {"model.layers.1.self_attn.o_proj", "model.layers.1.mlp", "model.norm", "lm_head"} & set(calls)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2", "gpt_oss", "mistral", "qwen3"])
+def test_rows_of_the_short_pass_are_those_of_the_whole_one(family: str, side: str) -> None:
+    base = tiny_model(family)
+    model = base if family in ("gpt_oss", "mixtral") else tiny_lora(base, "all-linear")
+    hooked, batch = (
+        hook(model, tiny_tokenizer(), "it"),
+        pad(encode(tiny_prompts(), tiny_tokenizer()), padding_side=side),
+    )
+    with torch.no_grad():
+        short = hooked.rows(batch)
+    assert torch.equal(short, hooked.rows(batch))
+
+
+def test_a_compiled_model_gives_the_same_rows_in_a_short_pass() -> None:
+    hooked = hook(tiny_model("llama"), tiny_tokenizer(), "it")
+    batch = pad(encode(tiny_prompts(), tiny_tokenizer()))
+    whole = hooked.rows(batch)
+    hooked.model.compile(backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(hooked.rows(batch), whole, atol=1e-6, rtol=0)  # float32 sums in another order
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
