@@ -93,11 +93,12 @@ def generate(
         progress: whether to show a progress bar.
     """
     budgets = _budgets(max_new_tokens, len(prompts))
-    encodings = PromptSet.of(prompts, model.tokenizer).encodings
+    prompts = PromptSet.of(prompts, model.tokenizer)
+    encodings = prompts.encodings
     check_lengths(encodings, model.max_positions, extra=budgets)  # over all prompts: groups have other row numbers
     check_vocabulary(model.model, torch.tensor([max(encoding.ids) for encoding in encodings]), model.name)
     if isinstance(edit, HeadEdit):
-        edit.check(model)
+        edit.check(model, prompts)
     settings, answers, whole = _settings(model, sampling, first_line), [""] * len(encodings), [""] * len(encodings)
     with evaluating(model.model), _seeded(model, sampling), _bar(len(encodings), progress) as bar:
         sequences = [encoding.ids for encoding in encodings]

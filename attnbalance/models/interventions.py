@@ -15,6 +15,8 @@ from torch import Tensor
 
 from attnbalance.arguments import Kind, expects
 from attnbalance.data.batches import PromptBatch
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, editing
 from attnbalance.models.hooked import HookedModel
@@ -44,24 +46,41 @@ class HeadEdit:
     Attributes:
         make: The edit.
         heads: The heads that it edits; None: all of all layers.
-        layers: The layer numbers that the model must have; None: any.
+        source: The model that rows come from; None: they come from no other model.
     """
 
     make: Edit
     heads: Heads | None
-    layers: tuple[int, ...] | None = None
+    source: HookedModel | None = None
 
     def __call__(self, batch: PromptBatch) -> RowEdit:
         """What to do with the rows of a batch."""
         return self.make(batch)
 
-    def check(self, model: HookedModel) -> None:
-        """Raise `DataError` for a layer that the model does not have, `ModelError` for a model of other layers."""
-        if self.layers is not None and tuple(model.layers) != self.layers:
+    def check(self, model: HookedModel, prompts: Sequence[Prompt]) -> None:
+        """Raise an error for a model, or prompts of it, that cannot be edited so.
+
+        `DataError` for a layer that the model does not have, and for prompts that the source tokenizes otherwise;
+        `ModelError` for a model of other layers than the source, if rows of all layers are taken.
+        """
+        self.check_heads(model)
+        if self.source is None:
+            return
+        if self.heads is None and model.layers != self.source.layers:
             raise ModelError(
-                f"expected a model of {len(self.layers)} attention layers, as the rows' source has, got {model.name} "
-                f"of {len(model.layers)}; name the layers to edit"
+                f"expected a model of {len(self.source.layers)} attention layers, as the rows' source has, got "
+                f"{model.name} of {len(model.layers)}; name the layers to edit"
             )
+        own = PromptSet.of(prompts, model.tokenizer)
+        for ours, theirs in zip(own.encodings, PromptSet.of(own, self.source.tokenizer).encodings, strict=True):
+            if ours.ids != theirs.ids:
+                raise DataError(
+                    f"{model.name} and {self.source.name} must have one tokenizer to exchange rows, got other ids for "
+                    f"{ours.prompt.text[:80]!r}"
+                )
+
+    def check_heads(self, model: HookedModel) -> None:
+        """Raise `DataError` for a layer that the model does not have."""
         unknown = sorted(set(self.heads or ()) - set(model.layers))
         if unknown:
             layers = ", ".join(map(str, model.layers))
@@ -170,17 +189,17 @@ def patch_rows(source: HookedModel, heads: Heads | None = None) -> HeadEdit:
     """Use the rows that another model of the same shape gives for the same prompts (attention patching).
 
     `heads` names the layer numbers to edit and their heads (None: all of the layer's); by default all of all layers. A
-    model's own rows change nothing, to the last bit. Raises `DataError` for a layer or head that the source lacks,
-    `ModelError` for a source with other layers or heads, or without some of the tokens. Both must have one tokenizer,
-    which is not checked: the source reads the model's ids.
+    model's own rows change nothing, to the last bit. Raises `DataError` for a layer or head that the source lacks, and
+    `ModelError` for a source with other layers or heads, or without some of the tokens. `recall` raises `DataError` for
+    prompts that the source tokenizes otherwise; `edited` does not check this, and the source reads the model's ids.
     """
 
     def edit(batch: PromptBatch) -> RowEdit:
         with torch.no_grad():
             return rows_of(source, source.rows(batch), heads)
 
-    result = HeadEdit(edit, heads, tuple(source.layers) if heads is None else None)
-    result.check(source)
+    result = HeadEdit(edit, heads, source)
+    result.check_heads(source)
     return result
 
 

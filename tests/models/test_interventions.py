@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import INTERFACE, OUTSIDE, SINKS, eager, tiny_prompts, tiny_tokenizer
+from tiny import INTERFACE, OUTSIDE, SINKS, eager, tiny_model, tiny_prompts, tiny_tokenizer
 from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
@@ -307,6 +307,17 @@ def test_rows_of_a_deeper_source_are_taken_only_by_layers_that_are_named() -> No
     ):
         generate(model, tiny_prompts(), **asked, edit=patch_rows(source))
     assert generate(model, tiny_prompts(), **asked, edit=patch_rows(source, {1: None}))
+
+
+def test_rows_of_a_source_with_another_tokenizer_are_refused() -> None:
+    model, asked = hooked("llama"), {"max_new_tokens": 1, "batch_size": 9}
+    for kind, refused in (("bos", True), ("no_pad", False)):  # one begins texts otherwise, one only lacks a pad token
+        source = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer(kind))
+        if refused:
+            with pytest.raises(DataError, match=r"must have one tokenizer to exchange rows, got other ids for 'Quest"):
+                generate(model, tiny_prompts(), **asked, edit=patch_rows(source))
+        else:
+            assert generate(model, tiny_prompts(), **asked, edit=patch_rows(source))
 
 
 def test_a_layer_without_named_heads_is_edited_whole() -> None:
