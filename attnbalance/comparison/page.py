@@ -12,6 +12,7 @@ from attnbalance.comparison.figures import draw_accuracy, draw_difference
 from attnbalance.comparison.measure import READINGS, reading_words
 from attnbalance.data.scoring import SCORINGS
 from attnbalance.files.outputs import provenance, write_text
+from attnbalance.readings.reading import Reading
 from attnbalance.report import wording
 from attnbalance.report.figures import draw_curves, draw_head_map
 from attnbalance.report.page import render, svg
@@ -55,15 +56,24 @@ def _reading(comparison: Comparison, title: str) -> dict[str, object]:
     }
     if comparison.pair is None or not comparison.comparable(title):
         readings = [(measured.label, measured.reading(title)) for measured in comparison.measured]
-        heads = [svg(draw_head_map(reading, title=label), f"Heads of {label}") for label, reading in readings]
+        heads = [
+            svg(draw_head_map(reading, title=label), f"Heads of {label}")
+            for label, reading in readings
+            if _has_heads(reading)
+        ]
         return content | {"difference": None, "differences": [], "heads": heads}
     a, b = (comparison[label].reading(title) for label in comparison.pair)
-    heads = draw_head_map(a, b, title=" minus ".join(comparison.pair))
+    heads = [draw_head_map(a, b, title=" minus ".join(comparison.pair))] if _has_heads(a) else []
     return content | {
         "difference": svg(draw_difference(comparison, title), f"Difference in {title} by layer"),
         "differences": list(_differences(comparison, title, *comparison.pair)),
-        "heads": [svg(heads, f"Difference in {title} by layer and head")],
+        "heads": [svg(figure, f"Difference in {title} by layer and head") for figure in heads],
     }
+
+
+def _has_heads(reading: Reading) -> bool:
+    """Whether a reading has several numbers for each layer; "max-of-mean" has one."""
+    return reading.values.shape[2] > 1
 
 
 def _differences(comparison: Comparison, title: str, a: str, b: str) -> Iterator[dict[str, object]]:

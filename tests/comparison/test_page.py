@@ -278,3 +278,14 @@ def test_a_second_reading_has_its_own_curve_difference_table_and_heads(tmp_path)
     assert page.tables["differences2"] == page.tables["differences"]
     assert page.tags.count("svg") == 7
     assert page.unclosed == []
+
+
+def test_a_reading_of_one_number_a_layer_has_no_head_map(tmp_path):
+    made = a_comparison(ATTENTION, CORRECT)
+    measured = tuple(
+        replace(model, readings=(replace(model.reading(), values=model.reading().values.mean(2, keepdim=True)),))
+        for model in made.measured
+    )
+    pages = [_page(replace(made, measured=models), tmp_path) for models in (made.measured, measured)]
+    assert ["head by head" in page.all_text for page in pages] == [True, False]
+    assert [page.tags.count("svg") for page in pages] == [4, 3]
