@@ -436,3 +436,16 @@ def test_files_of_other_models_beside_it_are_not_read(tmp_path: Path) -> None:
     assert load_model(folder).tokenizer(text).input_ids == tiny_tokenizer()(text).input_ids
     saved = "".join(file.read_text() for file in folder.glob("*.json"))
     assert tempfile.gettempdir() not in saved.replace(str(tmp_path), "")
+
+
+def test_no_kernel_of_the_hub_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this setting, transformers looks for kernels for quantised weights, where their package is installed."""
+    asked, load = list[object](), transformers.AutoModelForCausalLM.from_pretrained
+
+    def recorded(*args: object, **kwargs: object) -> object:
+        asked.append(kwargs["quantization_config"])
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", recorded)
+    converted(write(llama(), tmp_path / "tiny.gguf", quantised=True))
+    assert [config.dequantize for config in asked] == [True]  # pyright: ignore[reportAttributeAccessIssue]
