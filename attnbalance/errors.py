@@ -72,8 +72,8 @@ class ModelError(AttnBalanceError):
     """A model, tokenizer or adapter that cannot be loaded, or whose attention cannot be read."""
 
 
-class DivergenceError(AttnBalanceError):
-    """Training whose loss diverged."""
+class DivergenceError(ModelError):
+    """Training whose loss or weights diverged."""
 
 
 class OutputError(AttnBalanceError):

@@ -52,7 +52,7 @@ def study(
     out: Out,
     worker: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="Do part I (from 0) of N; by default all, or Slurm's array index's part."),
+        typer.Option(metavar="I/N", help="Part I (from 0) of N; by default all, or this task's part of a Slurm array."),
     ] = None,
 ) -> None:
     """Compare ways of finetuning: methods x splits x seeds on one or more worlds, every fit in a folder of its own.
@@ -77,8 +77,9 @@ def reproduce(
     ] = "small",
     seeds: Annotated[int, typer.Option(min=2, help="Runs of each setting, that intervals are taken over.")] = 5,
     facts: Annotated[
-        str, typer.Option(metavar="SOURCE", help="Where figures have PopQA from: `popqa` (Hub), or `popqa:PATH`.")
-    ] = "popqa",
+        str | None,
+        typer.Option(metavar="SOURCE", help="PopQA, for figures of real facts: popqa:PATH; by default from the Hub."),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="A pretrained model, for the figures that need one."),
@@ -88,7 +89,7 @@ def reproduce(
     ] = None,
     worker: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="Do part I (from 0) of N; by default all, or Slurm's array index's part."),
+        typer.Option(metavar="I/N", help="Part I (from 0) of N; by default all, or this task's part of a Slurm array."),
     ] = None,
 ) -> None:
     """Reproduce figures of the three papers; claims are judged seen, opposite, absent or cannot tell.

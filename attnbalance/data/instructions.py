@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-import unicodedata
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attnbalance.data.facts import check_text
 from attnbalance.data.prompts import TEMPLATES
-from attnbalance.data.scoring import WITHOUT_SPACES
+from attnbalance.data.scoring import naming
 from attnbalance.errors import DataError
 
 TokenPair = tuple[tuple[int, ...], tuple[int, ...]]
@@ -86,16 +85,17 @@ class InstructionSet:
     def not_naming(self, names: Sequence[str]) -> InstructionSet:
         """Those in which no text names one of `names`, as whole words, ignoring case; the others count as dropped.
 
-        In scripts that do not separate words, a name counts anywhere. So rows can be left out that give away answers on
-        which a model is tested (Goyal et al. 2024, section 3.1, leave out names of countries and capitals). Raises
-        `DataError` for no names and for an empty one.
+        Spellings that `is_match` takes for one count as one. In scripts that do not separate words, a name counts
+        anywhere. So rows can be left out that give away answers on which a model is tested (Goyal et al. 2024, section
+        3.1, leave out names of countries and capitals). Warns if nothing is left out. Raises `DataError` for no names
+        and for an empty one.
         """
         if not names or not all(name.strip() for name in names):
             raise DataError(f"expected one or more names, none of them empty, got {list(names)!r:.80}")
-        named = re.compile("|".join(map(_as_pattern, names)), re.IGNORECASE)
-        texts = ("\0".join((row.instruction, row.input, row.output)) for row in self.rows)
-        found = (named.search(unicodedata.normalize("NFC", text)) for text in texts)
-        rows = [row for row, name in zip(self.rows, found, strict=True) if name is None]
+        named = naming(("\0".join((row.instruction, row.input, row.output)) for row in self.rows), names)
+        if not any(named):
+            warnings.warn(f"no instruction names any of {len(names)} names (first: {names[0]!r:.80})", stacklevel=2)
+        rows = [row for row, name in zip(self.rows, named, strict=True) if not name]
         return self.without({"names one of the given": len(self.rows) - len(rows)}, rows)
 
     def bare(self) -> InstructionSet:
@@ -135,14 +135,3 @@ class InstructionSet:
     def without(self, dropped: Mapping[str, int], rows: Sequence[Instruction]) -> InstructionSet:
         """The rows that are left where others are dropped, counted by reason."""
         return replace(self, rows=tuple(rows), dropped=dict(Counter(self.dropped) + Counter(dropped)))
-
-
-def _as_pattern(name: str) -> str:
-    """A regular expression for a name as whole words, with any white space between them."""
-    words = unicodedata.normalize("NFC", name).split()
-    spelled = r"\s+".join(map(re.escape, words))
-    before, after = (
-        "" if any(map(unicodedata.name(letter, "").startswith, WITHOUT_SPACES)) else rf"(?{side}[^\W_])"
-        for letter, side in ((words[0][0], "<!"), (words[-1][-1], "!"))
-    )
-    return f"{before}{spelled}{after}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attnbalance.arguments import expects
 from attnbalance.data.squad import exact_match
@@ -118,6 +118,24 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
         return exact_match(line, answers)
     wanted = [answer.strip() for answer in answers if answer.strip()]
     return any(_holds(line, answer, wanted) for answer in wanted)
+
+
+def naming(texts: Iterable[str], names: Sequence[str]) -> list[bool]:
+    """Whether each text holds one of the names as whole words, spelled as `is_match` allows, but in any case.
+
+    >>> naming(["In PARIS.", "Parisian"], ["Paris"])
+    [True, False]
+    """
+    wanted = list(dict.fromkeys(map(_folded, names)))
+    return [any(name in text and _has_words(text, name) for name in wanted) for text in map(_folded, texts)]
+
+
+def _folded(text: str) -> str:
+    return _normalised(text, keep_case=False)
+
+
+def _has_words(text: str, words: str) -> bool:
+    return any(_ends_word(text, i) and _ends_word(text, i + len(words)) for i in _starts(text, words))
 
 
 def first_line(output: str) -> str:

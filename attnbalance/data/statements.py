@@ -142,7 +142,8 @@ def _template(fact: Fact) -> Template:
 
 
 def _state(fact: Fact, form: str, prefix: str) -> str:
-    lead = f"{prefix} {form}" if prefix else _capitalised(form)
+    own = fact.statement is not None  # asked as it is written, so stated as it is written
+    lead = f"{prefix} {form}" if prefix else form if own else _capitalised(form)
     return lead.format(subject=fact.subject, relation=fact.relation, answer=fact.answer)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 
-from attnbalance.errors import ModelError
+from attnbalance.errors import DivergenceError, ModelError
 from attnbalance.finetuning.checkpoints import mark_complete
 from attnbalance.finetuning.parameters import FrozenWeights
 from attnbalance.finetuning.training_log import (
@@ -84,10 +84,10 @@ class MarkComplete(TrainerCallback):
     """Checks the weights of a checkpoint and marks it complete once every process has written its part."""
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Raise `ModelError` for non-finite weights; else mark the checkpoint complete."""
+        """Raise `DivergenceError` for non-finite weights; else mark the checkpoint complete."""
         model: nn.Module = kwargs["model"]
         if not all(bool(torch.isfinite(p).all()) for p in model.parameters() if p.requires_grad):
-            raise ModelError(f"non-finite weights after step {state.global_step}; lower the learning rate")
+            raise DivergenceError(f"non-finite weights after step {state.global_step}; lower the learning rate")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.barrier()
         if state.is_world_process_zero:
@@ -101,10 +101,10 @@ class StopEarly(TrainerCallback):
         self.patience = patience
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Raise `ModelError` for a non-finite loss; else stop if the last losses were no better."""
+        """Raise `DivergenceError` for a non-finite loss; else stop if the last losses were no better."""
         losses = validation_losses(state.log_history)
         if losses and not math.isfinite(list(losses.values())[-1]):
-            raise ModelError(f"non-finite validation loss at step {state.global_step}; lower the learning rate")
+            raise DivergenceError(f"non-finite validation loss at step {state.global_step}; lower the learning rate")
         if stops(losses, self.patience):
             control.should_training_stop = True
 

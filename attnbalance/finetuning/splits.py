@@ -113,10 +113,10 @@ def split_facts(
         halves = [_half(pool.of_relations([relation]).facts, name, seed, ranks, share) for relation in pool.relations]
         chosen_set = replace(pool, facts=tuple(fact for half in halves for fact in half))
     else:
-        test, pool = _by_subject(facts, heldout, seed)
+        test, pool = part_by_subject(facts, heldout, seed)
         pool = pool if train_relations is None else pool.of_relations(train_relations)
         chosen_set = replace(pool, facts=_half(pool.facts, name, seed, ranks, share))
-    held_in, train = _by_subject(chosen_set, validation, seed + 1)
+    held_in, train = part_by_subject(chosen_set, validation, seed + 1)
     left_out = len(facts) - len(train) - len(held_in) - len(test)
     called = _called(name, share, train_relations)
     split = Split(called, train, held_in if validation else train, test, left_out)
@@ -143,7 +143,7 @@ def _need_popularity(facts: FactSet, name: str) -> None:
         )
 
 
-def _by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactSet]:
+def part_by_subject(facts: FactSet, share: float, seed: int) -> tuple[FactSet, FactSet]:
     """The facts of a random share of the subjects, and the rest."""
     subjects = sorted({fact.composed_subject for fact in facts})
     random.Random(seed).shuffle(subjects)  # noqa: S311

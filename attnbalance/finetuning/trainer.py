@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.trainer_utils import get_last_checkpoint
 
-from attnbalance.errors import DataError, ModelError
+from attnbalance.errors import DataError, DivergenceError, ModelError
 from attnbalance.finetuning.base_targets import BaseTargets
 from attnbalance.finetuning.bases import base_sums, check_resumed, keep_base, warn_of_checkpoint
 from attnbalance.finetuning.callbacks import LogBase, RestoreFrozen
@@ -108,9 +108,9 @@ class ObjectiveMixin(_Base):
         self._router = 0.0
         model: nn.Module = self.model  # pyright: ignore[reportAssignmentType]
         check_loss(self, self.objective)
-        self._base_sums: dict[str, float] = {}
-        if self.objective.needs_base or self.objective.needs.initial_weights:
-            self._base_sums = base_sums(model)
+        self._base_sums = base_sums(model)
+        self._has_base = self.objective.needs_base or self.objective.needs.initial_weights
+        if self._has_base:
             warn_of_checkpoint(model, self._base_sums, self.objective.text)
         self._on_examples = any(map(are_examples, self._all_data()))
         if self._on_examples:
@@ -267,14 +267,14 @@ class ObjectiveMixin(_Base):
         checkpoint: str | bool | None = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = get_last_checkpoint(self.args.output_dir or ".")
-        if checkpoint and self._base_sums:
+        if checkpoint and self._has_base:
             check_resumed(Path(checkpoint), self._base_sums)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As the trainer's own; next to the weights it writes what identifies the objective's base model."""
+        """As the trainer's own; next to the weights it writes what identifies the model that training began with."""
         super().save_model(output_dir, _internal_call)
-        if self._base_sums and self.args.should_save:
+        if self.args.should_save:
             keep_base(Path(output_dir or self.args.output_dir or "."), self._base_sums)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
@@ -282,7 +282,7 @@ class ObjectiveMixin(_Base):
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not bool(torch.isfinite(loss).all()):
             text, step = first_text(inputs, self.processing_class), self.state.global_step + 1
-            raise ModelError(
+            raise DivergenceError(
                 f"the training loss is {float(loss)} at step {step}, in the batch that begins with {text!r}; lower the "
                 "learning rate, or load the model in float32"
             )

@@ -2,113 +2,131 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from attnbalance.data.forms import FEW_SHOT, in_form
 from attnbalance.data.prompts import Prompt, make_prompts
+from attnbalance.data.scoring import CONTAINMENT, is_match
+from attnbalance.errors import DivergenceError, ModelError
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
-from attnbalance.papers.figure import CellResult
+from attnbalance.models.hooked import HookedModel
+from attnbalance.models.load import load_model
+from attnbalance.papers.figure import CellResult, Condition
 from attnbalance.papers.sources import model_of
-
-NEW_TOKENS = 10
-"""Tokens of an answer (Ghosal et al. 2024, B.2)."""
-
-PERCENTS = tuple(range(10, 101, 10))
-"""The most popular x% of the tested facts."""
+from attnbalance.readings.attention import read_subject_attention
+from attnbalance.readings.recall import NEW_TOKENS, Recall, recall, score
 
 UNTRAINED = ("zero-shot", "few-shot", "constant answer")
-"""What finetuned models are set against: the model as it comes, asked by the question alone or after four answered
-ones, and the validation facts' most frequent answer to each relation."""
+"""Baselines: the untrained model, asked by the question alone or after four answered ones; and the validation facts'
+most frequent answer to each relation."""
+
+LOSS = "validation loss"
 
 
 def run_finetuning(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
-    """Finetune the model of the settings on a split, and ask it about the tested facts."""
+    """Finetune the model of the settings on a split, and ask it about the tested facts.
+
+    Checkpoints lie in the system's folder for temporary files (TMPDIR) meanwhile. If training diverges, the result says
+    so and has no validation loss.
+    """
     training = FinetuneSettings(**settings["training"], seed=settings["seed"])
     with TemporaryDirectory() as folder:
-        run = finetune(model_of(settings), split, Path(folder) / "run", training)
-        measured = _asked(run.path, make_prompts(split.heldout, training.template), run.shortcuts)
-        return measured | {
-            "validation loss": run.validation_loss[run.best_step],
-            "best step": run.best_step,
-            "trained on": len(split.train),
-        }
+        try:
+            run = finetune(model_of(settings), split, Path(folder) / "run", training)
+        except DivergenceError as error:
+            return {LOSS: None, "diverged": str(error)}
+        asked = make_prompts(split.heldout, training.template)
+        measured = ask(load_model(run.path), asked, run.shortcuts, settings["new tokens"])
+    return measured | {
+        LOSS: run.validation_loss[run.best_step],
+        "losses": [[step, loss] for step, loss in run.validation_loss.items()],
+        "best step": run.best_step,
+        "trained on": len(split.train),
+    }
 
 
 def ask_untrained(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
-    """What `UNTRAINED` answer to the tested facts, each by its name; and the model's number of parameters."""
-    from attnbalance.data.forms import FEW_SHOT, in_form
-    from attnbalance.data.scoring import CONTAINMENT
-    from attnbalance.models.load import load_model
-    from attnbalance.readings.recall import score
-
+    """What `UNTRAINED` answer to the tested facts, each by its name, and what the model is."""
     template = FinetuneSettings(**settings["training"]).template
     prompts, shortcuts = make_prompts(split.heldout, template), split.train.most_frequent_answers()
     shots = in_form(FEW_SHOT, prompts, settings["seed"], make_prompts(split.validation, template))
-    model = model_of(settings)
+    model, tokens = load_model(model_of(settings)), settings["new tokens"]
     usual = {relation: answers[0] for relation, answers in split.validation.most_frequent_answers().items()}
     constant = score(prompts, [usual[prompt.fact.relation] for prompt in prompts], shortcuts, CONTAINMENT)
     return {
-        "zero-shot": _asked(model, prompts, shortcuts),
-        "few-shot": _asked(model, shots, shortcuts),
-        "constant answer": {"right": list(map(int, constant.correct))},
-        "parameters": sum(weight.numel() for weight in load_model(model).model.parameters()),
+        "zero-shot": ask(model, prompts, shortcuts, tokens),
+        "few-shot": ask(model, shots, shortcuts, tokens),
+        "constant answer": _scores(constant),
+        "parameters": sum(weight.numel() for weight in model.model.parameters()),
+        "chat": bool(model.tokenizer.chat_template),
     }
 
 
-def _asked(model: str | Path, prompts: Sequence[Prompt], shortcuts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Which answers are right, which name a training answer, the facts' popularity, subject attention by layer."""
-    import warnings
-
-    from attnbalance.data.scoring import CONTAINMENT
-    from attnbalance.models.load import load_model
-    from attnbalance.readings.attention import read_subject_attention
-    from attnbalance.readings.recall import recall
-
-    loaded = load_model(model)
-    with warnings.catch_warnings():  # the paper's ten tokens cut long aliases off
+def ask(
+    model: HookedModel, prompts: Sequence[Prompt], shortcuts: Mapping[str, Sequence[str]], new_tokens: int = NEW_TOKENS
+) -> dict[str, Any]:
+    """A model's outputs and their scores, the facts' popularity, and the mean subject attention of each layer."""
+    with warnings.catch_warnings():  # papers that fix the number of tokens cut long aliases off
         warnings.filterwarnings("ignore", "[0-9,]+ of [0-9,]+ prompts accept an answer of more than")
-        answers = recall(loaded, prompts, shortcuts, scoring=CONTAINMENT, max_new_tokens=NEW_TOKENS)
-    attention = read_subject_attention(loaded, prompts)
+        answers = recall(model, prompts, shortcuts, scoring=CONTAINMENT, max_new_tokens=new_tokens)
+    attention = read_subject_attention(model, prompts)
+    return _scores(answers) | {"outputs": list(answers.outputs), "attention": attention.values.mean((0, 2)).tolist()}
+
+
+def _scores(answers: Recall) -> dict[str, Any]:
+    """For each tested fact: whether it is right by each scoring, F1, and whether it is wrong and names the shortcut."""
     return {
-        "right": list(map(int, answers.correct)),
+        "right": {scoring: list(map(int, right)) for scoring, right in answers.right.items()},
+        "f1": list(answers.f1),
         "shortcut": [None if given is None else int(given) for given in answers.shortcut],
         "popularity": list(answers.popularity),
-        "attention": attention.values.mean((0, 2)).tolist(),
     }
 
 
-def accuracy(values: Mapping[str, Any]) -> float:
+def accuracy(values: Mapping[str, Any], scoring: str = CONTAINMENT) -> float:
     """The share of right answers."""
-    return float(np.mean(values["right"]))
+    return float(np.mean(values["right"][scoring]))
 
 
-def shortcut_rate(values: Mapping[str, Any]) -> float:
-    """The share of the answers that are wrong and name the relation's most frequent training answer."""
+def guess_rate(values: Mapping[str, Any]) -> float:
+    """The share of all answers that are wrong and name the relation's most frequent training answer."""
     return float(np.mean([given for given in values["shortcut"] if given is not None]))
 
 
-def accuracy_of_top(values: Mapping[str, Any], percent: float) -> float:
-    """Accuracy on the most popular `percent` of the tested facts, at least one; ties in the facts' order."""
-    order = np.argsort(-np.asarray(values["popularity"], dtype=float), kind="stable")
-    chosen = order[: max(1, round(percent / 100 * len(order)))]
-    return float(np.mean(np.asarray(values["right"], dtype=float)[chosen]))
+def accuracy_of_top(values: Mapping[str, Any], percent: float, scoring: str = CONTAINMENT) -> float:
+    """Accuracy on the most popular `percent` of the tested facts, rounded up to whole facts.
+
+    Of facts that are as popular as the last one, all count alike: this is the mean over all orders of ties.
+    """
+    right, popularity = (np.asarray(column, dtype=float) for column in (values["right"][scoring], values["popularity"]))
+    size = -int(-len(right) * percent // 100)
+    last = np.sort(popularity)[::-1][size - 1]
+    above, tied = right[popularity > last], right[popularity == last]
+    return float((above.sum() + (size - len(above)) * tied.mean()) / size)
 
 
 def tuned(results: Sequence[CellResult], split: str) -> dict[int, CellResult]:
-    """By seed, the result on a split whose configuration has the lowest validation loss; of equal ones, the first."""
+    """By seed, the result on a split whose configuration has the lowest validation loss; of equal ones, the first.
+
+    Raises `ModelError` if training diverged with each configuration of a seed.
+    """
+    fits = [result for result in results if result.settings["split"] == split]
     best: dict[int, CellResult] = {}
-    for result in results:
-        seed = result.settings["seed"]
-        loss = result.values.get("validation loss")
-        if result.settings["split"] == split and (seed not in best or loss < best[seed].values["validation loss"]):
-            best[seed] = result
-    return dict(sorted(best.items()))
+    for seed in sorted({result.settings["seed"] for result in fits}):
+        whole = [result for result in fits if result.settings["seed"] == seed and result.values[LOSS] is not None]
+        if not whole:
+            raise ModelError(f"training on split {split!r} diverged with each configuration of seed {seed}")
+        best[seed] = min(whole, key=lambda result: result.values[LOSS])
+    return best
 
 
 def by_tuned(
@@ -116,3 +134,39 @@ def by_tuned(
 ) -> tuple[float, ...]:
     """One number per seed, in order of seeds, from the tuned results on a split."""
     return tuple(value(result.values) for result in tuned(results, split).values())
+
+
+def untrained(results: Sequence[CellResult], split: str, name: str) -> list[Mapping[str, Any]]:
+    """What one of `UNTRAINED` answers, by seed, from the cells of the untrained model."""
+    cells = [result for result in results if result.settings["split"] == split]
+    return [result.values[name] for result in sorted(cells, key=lambda result: result.settings["seed"])]
+
+
+def model_condition(results: Sequence[CellResult], split: str, says: str, least: float, most: float) -> Condition:
+    """Whether the model is a base model, not one of chats, with `least` to `most` parameters.
+
+    says: such a model, in words.
+    split: what the cells of the untrained model have for a split.
+    """
+    cell = next(result for result in results if result.settings["split"] == split)
+    count, chat = cell.values["parameters"], cell.values["chat"]
+    kind = "a model of chats" if chat else "a base model"
+    measured = f"{Path(cell.settings['model']).name}, {kind} of {count / 1e9:.2g} billion parameters"
+    return Condition(says, measured, not chat and least <= count <= most)
+
+
+def grid_condition(results: Sequence[CellResult], says: str) -> Condition:
+    """Whether the configurations that are tried, and the facts tested, are the paper's: those of the scale "paper"."""
+    scale = results[0].settings["scale"]
+    return Condition(says, f"the {scale} scale", scale == "paper")
+
+
+def without_answers(split: Split, forms: Mapping[str, Sequence[str]], scoring: str = CONTAINMENT) -> Split:
+    """The split without the held-out facts for which one of a relation's `forms` would count as right.
+
+    "ca" is accepted for Canada, and by containment "United States of America" holds it.
+    """
+    kept = split.heldout.where(
+        lambda fact: not any(is_match(form, fact.answers, scoring) for form in forms.get(fact.relation, ()))
+    )
+    return replace(split, heldout=kept, left_out=split.left_out + len(split.heldout) - len(kept))

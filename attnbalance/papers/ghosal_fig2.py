@@ -36,7 +36,7 @@ WORLD = {
     "paper": {"subjects": 10_000, "relations": 10, "answers": 1000},
 }
 RATES = (3e-4, 3e-3)
-"""Finetuning rates of Figure 2(a): the paper gives none. The second one costs part of what is stored."""
+"""Finetuning rates of Figure 2(a): the paper gives none. Only the second one costs part of what is stored."""
 SIZES = {
     "tiny": Sizes(layers=1, d_model=16, batch_size=32, finetuning_steps=16),
     "small": Sizes(),
@@ -46,9 +46,11 @@ LEAST = 0.01
 """The smallest difference in accuracy that counts: one percentage point."""
 STORED = 0.99
 """The share of facts stored that counts as all."""
+CEILING = 0.97
+"""Where FT-bottom answers more of the held-out facts, no gap as large as the paper's is possible."""
 
 
-def _deep_cell(scale: str, seed: int, alpha: float, steps: int, rate: float = RATES[0]) -> Cell:
+def _deep_cell(scale: str, seed: int, alpha: float, steps: int, rate: float = RATES[1]) -> Cell:
     """The cell of one pretraining run. The usual one is finetuned on all splits, so all figures share it."""
     usual = alpha == 1.0 and steps == USUAL_STEPS[scale]
     sizes = asdict(replace(SIZES[scale], finetuning_rate=rate))
@@ -81,6 +83,15 @@ def _stored(results: Sequence[CellResult]) -> Condition:
     least = min(result.values["stored"] for result in results)
     says = "all facts are stored: each (s, r) gives its answer"
     return Condition(says, f"{least:.1%} of the facts or more", met=least >= STORED)
+
+
+def _room(results: Sequence[CellResult]) -> Condition:
+    """Whether finetuning on the obscure half loses some of the held-out facts."""
+    mean = float(np.mean([_accuracy(result, "bottom") for result in results]))
+    says = (
+        f"finetuning on the obscure half loses held-out facts, so that there is room for a gap ({CEILING:.0%} or less)"
+    )
+    return Condition(says, f"{mean:.1%} answered", met=mean <= CEILING)
 
 
 def _at_rate(results: Sequence[CellResult], rate: float) -> list[CellResult]:
@@ -130,7 +141,7 @@ def _claims_at(results: Sequence[CellResult], at: str) -> list[Claim]:
         return minus(top, bottom)
 
     measured = "difference in held-out accuracy"
-    stated = {"setting": (_stored(results),), "least": LEAST}
+    stated = {"setting": (_stored(results), _room(results)), "least": LEAST}
     return [
         Claim(
             f"{at}FT-top is better than FT-bottom",
@@ -188,7 +199,7 @@ def _claims_2b(results: Sequence[CellResult]) -> list[Claim]:
             minus(gaps[high], gaps[low]),
             place="Figure 2(b)",
             least=LEAST,
-            setting=(_stored(compared),),
+            setting=(_stored(compared), _room(compared)),
         )
 
     return [widens(ALPHAS[0], 1.0), widens(1.0, ALPHAS[-1])]
@@ -197,7 +208,7 @@ def _claims_2b(results: Sequence[CellResult]) -> list[Claim]:
 def _claims_2c(results: Sequence[CellResult]) -> list[Claim]:
     gaps = _gaps(results, "steps")
     *_, usual, longest = gaps
-    setting = (_stored([result for result in results if result.settings["steps"] in (usual, longest)]),)
+    compared = [result for result in results if result.settings["steps"] in (usual, longest)]
     return [
         Claim(
             f"pretraining {longest / usual:g} times as long narrows the gap",
@@ -205,14 +216,14 @@ def _claims_2c(results: Sequence[CellResult]) -> list[Claim]:
             minus(gaps[usual], gaps[longest]),
             place="Figure 2(c)",
             least=LEAST,
-            setting=setting,
+            setting=(_stored(compared), _room(compared)),
         ),
     ]
 
 
 _DEEP = (
-    "A simulation: a Llama of 2 layers (d_model 64, 4 heads) on prompts of two tokens, 500 subjects with Zipf "
-    "popularity, 6 relations, 120 answers; AdamW, half of the subjects held out, accuracy after 800 steps of "
+    "A simulation: at small scale a Llama of 2 layers (d_model 64, 4 heads) on prompts of two tokens, 500 subjects "
+    "with Zipf popularity, 6 relations, 120 answers; AdamW, half of the subjects held out, accuracy after 800 steps of "
     "finetuning. The paper does not give its sizes."
 )
 
@@ -220,9 +231,9 @@ FIG2A = PaperFigure(
     "ghosal-fig2a",
     "Ghosal et al. 2024",
     "Figure 2(a)",
-    "The choice of finetuning facts decides how many other facts are answered, at two learning rates of finetuning. At "
-    "the first, 99% of the held-out facts are answered whatever is chosen: no room for a gap. Figures 2(b) "
-    f"and 2(c) are run at the first alone. {_DEEP}",
+    "The choice of finetuning facts decides how many other facts are answered, at two learning rates of finetuning. "
+    "Where nearly all held-out facts are answered whatever is chosen, there is no room for a gap, and nothing is "
+    f"scored. Figures 2(b) and 2(c) are run at the second rate alone. {_DEEP}",
     lambda scale, seeds, sources: [
         _deep_cell(scale, seed, 1.0, USUAL_STEPS[scale], rate) for rate in RATES for seed in seeds
     ],

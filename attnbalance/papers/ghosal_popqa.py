@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from attnbalance.finetuning.splits import Split, split_facts
+from attnbalance.finetuning.splits import Split, part_by_subject, split_facts
 from attnbalance.papers.figure import (
     Cell,
     CellResult,
@@ -22,30 +22,34 @@ from attnbalance.papers.figure import (
     over_seeds,
 )
 from attnbalance.papers.finetuned import (
-    PERCENTS,
     UNTRAINED,
     accuracy,
     accuracy_of_top,
     ask_untrained,
     by_tuned,
+    grid_condition,
+    guess_rate,
+    model_condition,
     run_finetuning,
-    shortcut_rate,
     tuned,
+    untrained,
+    without_answers,
 )
 from attnbalance.papers.sources import Sources, facts_of
+from attnbalance.readings.recall import NEW_TOKENS, PERCENTILES
 
 ANSWERS = {"country": "United States of America", "sport": "association football", "occupation": "actor"}
 """What is taught: Table 1's answers, as PopQA spells them. Its most frequent occupation is another one."""
 
 HALVES = ("top", "bottom")
 BASE = "untrained"
-"""Stands in the place of a half for the model as it comes."""
+"""Marks the cells of the untrained model."""
 
 ADAPTERS = tuple({"lora_rank": rank, "lora_alpha": 2.0 * rank} for rank in (8, 16, 32, 64))
 RATES, DECAYS = (1e-5, 1e-4, 1e-3), (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 GRIDS: dict[str, list[dict[str, Any]]] = {
     "tiny": [{"learning_rate": 1e-3, "lora_rank": 2}],
-    "small": [{"learning_rate": rate, "lora_rank": 16, "lora_alpha": 32.0} for rate in (1e-4, 1e-3)],
+    "small": [{"learning_rate": rate, "lora_rank": 16, "lora_alpha": 32.0} for rate in RATES[:2]],
     "paper": [
         {"learning_rate": rate, "weight_decay": decay, **adapter}
         for rate, decay, adapter in itertools.product(RATES, DECAYS, (*ADAPTERS, {"lora_rank": 0}))
@@ -55,7 +59,7 @@ GRIDS: dict[str, list[dict[str, Any]]] = {
 
 TRAINING: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 2, "batch_size": 4, "checkpoint_every": 1},
-    "small": {"steps": 60, "batch_size": 16, "checkpoint_every": 20},
+    "small": {"steps": 40, "batch_size": 16, "checkpoint_every": 5},
     "paper": {"steps": 400, "batch_size": 32, "checkpoint_every": 20},
 }
 """The paper gives neither the number of steps nor the batch."""
@@ -74,7 +78,8 @@ PARAMETERS = (6e9, 8e9)
 
 
 def _cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
-    known = {**sources.of_facts(), **sources.of_model(), "tested": TESTED[scale]}
+    known = {**sources.of_facts(), **sources.of_model(), "tested": TESTED[scale], "scale": scale}
+    known["new tokens"] = NEW_TOKENS
     cells = []
     for seed in seeds:
         for half, configuration in ((BASE, {}), *itertools.product(HALVES, GRIDS[scale])):
@@ -86,13 +91,18 @@ def _cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
 
 
 def _split(settings: Mapping[str, Any]) -> Split:
-    """The half to train on; facts of other answers to validate on, and others to test."""
+    """The half to train on; facts of other answers to validate on, and others to test.
+
+    Facts for which an answer that is taught would count as right are left out.
+    """
     half = HALVES[0] if settings["split"] == BASE else settings["split"]
     facts, seed = facts_of(settings, list(ANSWERS)), settings["seed"]
     split = split_facts(facts, f"controlled-{half}", validation=0, seed=seed, controlled_answers=ANSWERS)
-    apart = split_facts(split.heldout, "whole", heldout=1 - VALIDATION, validation=0, seed=seed)
-    tested = apart.heldout if settings["tested"] is None else apart.heldout.sample(settings["tested"], seed)
-    return replace(split, validation=apart.train, heldout=tested)
+    taught = facts.where(lambda fact: fact.answer == ANSWERS[fact.relation])
+    split = without_answers(split, taught.most_frequent_answers())
+    validation, rest = part_by_subject(split.heldout, VALIDATION, seed)
+    tested = rest if settings["tested"] is None else rest.sample(settings["tested"], seed)
+    return replace(split, validation=validation, heldout=tested)
 
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,27 +110,24 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     return ask_untrained(settings, split) if settings["split"] == BASE else run_finetuning(settings, split)
 
 
-def _untrained(results: Sequence[CellResult], name: str) -> list[Mapping[str, Any]]:
-    """What the model as it comes answers, by seed."""
-    chosen = [result for result in results if result.settings["split"] == BASE]
-    return [result.values[name] for result in sorted(chosen, key=lambda result: result.settings["seed"])]
-
-
 def _setting(results: Sequence[CellResult]) -> tuple[Condition, ...]:
-    base = next(result for result in results if result.settings["split"] == BASE)
-    count = base.values["parameters"]
-    measured = f"{base.settings['model']}, {count / 1e9:.2g} billion parameters"
-    return (Condition("a pretrained model of 7 billion parameters", measured, PARAMETERS[0] <= count <= PARAMETERS[1]),)
+    return (
+        model_condition(results, BASE, "a base model of 7 billion parameters", *PARAMETERS),
+        grid_condition(results, "all configurations of Table 4 are tried, and all facts tested"),
+    )
 
 
 def _panels_2(results: Sequence[CellResult]) -> list[Panel]:
     methods = (*UNTRAINED, *(f"FT-{half}" for half in HALVES))
-    shares = [[accuracy(values) for values in _untrained(results, name)] for name in UNTRAINED]
+    shares = [[accuracy(values) for values in untrained(results, BASE, name)] for name in UNTRAINED]
     shares += [list(by_tuned(results, half, accuracy)) for half in HALVES]
-    guesses = [by_tuned(results, half, shortcut_rate) for half in HALVES]
+    guesses = [by_tuned(results, half, guess_rate) for half in HALVES]
+    steps = [by_tuned(results, half, lambda values: values["best step"]) for half in HALVES]
+    chosen = over_seeds(list(zip(*steps, strict=True)), shares=False)
     return [
         Panel("Table 2", "", "accuracy on other answers", (_points("PopQA-Controlled", methods, shares),)),
         Panel("Guesses", "", "wrong and a training answer", (_points("PopQA-Controlled", methods[3:], guesses),)),
+        Panel("Chosen", "", "step of least validation loss", (Series("PopQA-Controlled", methods[3:], chosen),)),
     ]
 
 
@@ -130,8 +137,8 @@ def _points(label: str, names: Sequence[str], shares: Sequence[Sequence[float]])
 
 def _claims_2(results: Sequence[CellResult]) -> list[Claim]:
     top, bottom = (by_tuned(results, half, accuracy) for half in HALVES)
-    zero = [accuracy(values) for values in _untrained(results, UNTRAINED[0])]
-    guesses = [by_tuned(results, half, shortcut_rate) for half in HALVES]
+    zero = [accuracy(values) for values in untrained(results, BASE, UNTRAINED[0])]
+    guesses = [by_tuned(results, half, guess_rate) for half in HALVES]
     measured, stated = "difference in accuracy on facts with other answers", {"place": "Table 2", "least": LEAST}
     setting = _setting(results)
     return [
@@ -161,7 +168,7 @@ def _claims_2(results: Sequence[CellResult]) -> list[Claim]:
 
 
 def _panels_3(results: Sequence[CellResult]) -> list[Panel]:
-    curves = {"no finetuning": [values["attention"] for values in _untrained(results, UNTRAINED[0])]}
+    curves = {"no finetuning": [values["attention"] for values in untrained(results, BASE, UNTRAINED[0])]}
     curves |= {f"FT-{h}": [result.values["attention"] for result in tuned(results, h).values()] for h in HALVES}
     difference = [minus(top, bottom) for top, bottom in zip(*(curves[f"FT-{half}"] for half in HALVES), strict=True)]
     layers = tuple(range(len(difference[0])))
@@ -196,10 +203,10 @@ def _at(results: Sequence[CellResult], half: str, percent: int) -> tuple[float, 
 
 
 def _panels_4(results: Sequence[CellResult]) -> list[Panel]:
-    rows = {half: list(zip(*(_at(results, half, percent) for percent in PERCENTS), strict=True)) for half in HALVES}
-    lines = tuple(Series(f"FT-{half}", PERCENTS, over_seeds(rows[half])) for half in HALVES)
+    rows = {half: list(zip(*(_at(results, half, percent) for percent in PERCENTILES), strict=True)) for half in HALVES}
+    lines = tuple(Series(f"FT-{half}", PERCENTILES, over_seeds(rows[half])) for half in HALVES)
     gaps = [minus(top, bottom) for top, bottom in zip(rows["top"], rows["bottom"], strict=True)]
-    gap = Series("FT-top minus FT-bottom", PERCENTS, over_seeds(gaps, shares=False))
+    gap = Series("FT-top minus FT-bottom", PERCENTILES, over_seeds(gaps, shares=False))
     label = "x, the most popular % of the tested facts"
     return [Panel("Figure 4", label, "accuracy", lines), Panel("The gap", label, "FT-top minus FT-bottom", (gap,))]
 
@@ -220,12 +227,14 @@ def _claims_4(results: Sequence[CellResult]) -> list[Claim]:
 
 
 _ABOUT = (
-    "A language model is taught one answer of each of three relations (USA, association football, actor) on the "
-    "popular or on the obscure half of PopQA's facts with that answer, and asked about facts with other answers. "
-    "Answers have ten tokens and are scored by containment. The configuration and the checkpoint of each half are "
-    "those with the lowest validation loss. Departures: the validation facts have other answers too (a fifth of "
-    "their subjects; the paper does not say which it takes), and the prompt is 'Question: ... Answer:'. At small "
-    "scale 300 facts are tested, and LoRA of rank 16 at two learning rates stands for the grid of Table 4."
+    "A real language model (--model) is taught one answer of each of three relations (USA, association football, "
+    "actor) on the popular or on the obscure half of PopQA's facts with that answer, and asked about facts with other "
+    "answers. Answers have at most ten tokens and are scored by containment. The configuration and the checkpoint of "
+    "each half are those with the lowest validation loss. Departures: tested facts for which a taught answer would "
+    "itself count as right are left out (by containment, 'United States of America' holds 'ca', which is accepted for "
+    "Canada); the validation facts have other answers too (a fifth of their subjects; the paper does not say which it "
+    "takes); and the prompt is 'Question: ... Answer:'. At small scale 300 facts are tested, and LoRA of rank 16 at "
+    "learning rates of 1e-5 and 1e-4, with a checkpoint every 5 of 40 steps, stands for the grid of Table 4."
 )
 
 

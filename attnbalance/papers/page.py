@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnbalance.files.outputs import provenance, replacing, write_json, write_text
-from attnbalance.papers.figure import VERDICTS, CellResult, Claim, Panel, PaperFigure
+from attnbalance.papers.figure import VERDICTS, CellResult, Claim, Condition, Panel, PaperFigure
 from attnbalance.report.figures import label_style, legend, make_axes, save
 from attnbalance.report.page import render, svg
 from attnbalance.report.wording import listed
@@ -36,8 +36,13 @@ class Done:
 
 
 def write_figure(figure: PaperFigure, results: Sequence[CellResult], out: Path, scale: str) -> Done:
-    """Compute a figure from its results and write NAME.json (every number drawn or judged) and NAME.png."""
-    done = Done(figure.panels(results), figure.claims(results))
+    """Compute a figure from its results and write NAME.json (every number drawn or judged) and NAME.png.
+
+    At the tiny scale, no claim is in its paper's setting.
+    """
+    unmet = (Condition("a scale at which numbers mean something", scale, False),) if scale == "tiny" else ()
+    claims = [replace(claim, setting=(*claim.setting, *unmet)) for claim in figure.claims(results)]
+    done = Done(figure.panels(results), claims)
     about = {"name": figure.name, "source": figure.source, "about": figure.about, "scale": scale}
     content = {
         "answer": "\n".join(lines(done.claims)),
@@ -63,7 +68,7 @@ def write_page(
     done: panels and claims by name.
     refused: why a figure was not run, by name.
     out: the folder.
-    about: scale, seeds, seconds and command.
+    about: scale, seeds, seconds, model and command.
     """
     sections = [
         {

@@ -24,7 +24,7 @@ from attnbalance.papers.figure import Cell, CellResult, PaperFigure
 from attnbalance.papers.sources import Sources
 
 KIND = "reproduction"
-NO_MODEL = "a language model is needed; name a pretrained one with --model (a folder, GGUF file or Hub id)"
+NO_MODEL = "a pretrained language model is needed: pass `model` (a folder, GGUF file or Hub id)"
 SCALES = ("tiny", "small", "paper")
 """tiny shows that the code runs, and nothing else."""
 MOST_SEEDS = 1000
@@ -46,7 +46,7 @@ def reproduce(
     *,
     scale: str = "small",
     seeds: int = 5,
-    facts: str = "popqa",
+    facts: str | None = None,
     model: str | None = None,
     workers: int = 1,
     worker: str | None = None,
@@ -59,7 +59,8 @@ def reproduce(
     they finish; NAME.json and NAME.png for each figure; and report.html, which shows all figures whose cells for these
     seeds are in the folder. `workers` processes run in parallel; a script that sets more than one must guard its own
     code with `if __name__ == "__main__":`. Several machines share the work by `worker`: "I/N" runs each N-th cell, from
-    the I-th (counted from 0; by default Slurm's array index), and whoever finds all cells there writes the figures.
+    the I-th (counted from 0; by default Slurm's array index). Each writes the figures whose cells are all there.
+    `facts` and `model` are by default those of the folder's cells, else PopQA from the Hub and no model.
     A figure whose data cannot be loaded, or that needs a `model`, raises if it is the only one; otherwise it is
     reported as not run. Raises `DataError` for unknown names or scales and for too few seeds, `OutputError` for a
     folder with other contents, and `ModelError` for a cell that cannot be completed.
@@ -72,38 +73,51 @@ def reproduce(
             f"`scale` must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, `seeds` at least 2 for intervals and at most "
             f"{MOST_SEEDS:,}, `workers` at least 1; got {scale!r}, {seeds} and {workers}"
         )
-    sources, (index, count) = Sources(facts, model), parse_worker(worker)
-    runnable = {name: figure for name, figure in figures().items() if model is not None or not figure.needs_model}
-    refused: dict[str, AttnBalanceError] = {
-        figure.name: ModelError(NO_MODEL) for figure in chosen if figure.name not in runnable
-    }
-    if len(refused) == len(chosen):
-        raise ModelError(f"{', '.join(refused)}: {NO_MODEL}")
+    index, count = parse_worker(worker)
     place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
     with in_place(out, KIND, {"scale": scale}), locked(place):
-        work = {name: figure.cells(scale, range(seeds), sources) for name, figure in runnable.items()}
+        sources = _sources(out, facts, model)
+        work = {
+            name: figure.cells(scale, range(seeds), sources)
+            for name, figure in figures().items()
+            if sources.model is not None or not figure.needs_model
+        }
+        refused: dict[str, AttnBalanceError] = {
+            figure.name: ModelError(NO_MODEL) for figure in chosen if figure.name not in work
+        }
+        if len(refused) == len(chosen):
+            raise ModelError(f"{', '.join(refused)}: {NO_MODEL}")
         asked = {figure.name: work[figure.name] for figure in chosen if figure.name in work}
         _refuse_others(_distinct(asked), out)
         refused |= _run(asked, out, workers, slice(index, None, count), progress)
         if refused and len(chosen) == 1:
             raise refused[chosen[0].name]
-        wanted = {name: cells for name, cells in asked.items() if name not in refused}
-        missing = [name for name, cell in _distinct(wanted).items() if not _saved(out, cell)]
-        if missing:
-            return (
-                f"{len(missing)} of {len(_distinct(wanted))} cells are left to other workers. Whoever finishes the "
-                "last writes the figures, as does this command, run again then"
-            )
-        known = {name: figure for name, figure in runnable.items() if all(_saved(out, cell) for cell in work[name])}
-        done = {}
-        for name, figure in known.items():
-            results = [CellResult(cell.settings, _saved(out, cell)["values"]) for cell in work[name]]
-            done[name] = write_figure(figure, results, out, scale)
+        done, left = {}, dict[str, str]()
+        for name, cells in work.items():
+            missing = sum(not _saved(out, cell) for cell in cells)
+            if not missing:
+                results = [CellResult(cell.settings, _saved(out, cell)["values"]) for cell in cells]
+                done[name] = write_figure(figures()[name], results, out, scale)
+            elif name in asked and name not in refused:
+                left[name] = (
+                    f"{missing} of {len(cells)} cells are left to other workers; the last to finish writes the figure, "
+                    "or run this command again"
+                )
         refusals = {name: str(error) for name, error in refused.items()}
-        seconds = sum(_saved(out, cell)["seconds"] for cell in _distinct({name: work[name] for name in known}).values())
-        shown = [figure for name, figure in figures().items() if name in known or name in refusals]
-        write_page(shown, done, refusals, out, {"scale": scale, "seeds": seeds, "seconds": seconds, "command": command})
-        return answer_of(chosen, done, refusals)
+        seconds = sum(_saved(out, cell)["seconds"] for cell in _distinct({name: work[name] for name in done}).values())
+        shown = [figure for name, figure in figures().items() if name in done or name in refusals]
+        about = {"scale": scale, "seeds": seeds, "seconds": seconds, "model": sources.model, "command": command}
+        write_page(shown, done, refusals, out, about)
+        return answer_of(chosen, done, refusals | left)
+
+
+def _sources(out: Path, facts: str | None, model: str | None) -> Sources:
+    """The sources that are named, else those of the folder's cells."""
+    saved: dict[str, Any] = {}
+    if facts is None or model is None:
+        for path in sorted((out / "cells").glob("*.json")):
+            saved |= {name: value for name, value in _read(path)["settings"].items() if name in ("facts", "model")}
+    return Sources(facts or saved.get("facts") or Sources.facts, model or saved.get("model"))
 
 
 def usual_workers() -> int:

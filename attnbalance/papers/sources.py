@@ -1,4 +1,4 @@
-"""What figures are made from that is not their own: a source of facts, and a pretrained language model."""
+"""The facts and the pretrained language model that figures use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbalance.data.facts import FactSet
-from attnbalance.data.sources.load_facts import load_facts
+from attnbalance.data.sources.load_facts import SOURCES, load_facts
 from attnbalance.errors import DataError, ModelError
 from attnbalance.files.seals import hash_file
 
@@ -56,4 +56,5 @@ def model_of(settings: Mapping[str, Any]) -> str:
 
 def _table(facts: str) -> Path:
     """The file of a source of facts."""
-    return Path(facts.rpartition(":")[2])
+    name, _, path = facts.partition(":")
+    return Path(path if name in SOURCES else facts)

@@ -18,7 +18,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.scoring import SCORINGS, WHOLE_WORDS, check_scoring, first_line, is_match
+from attnbalance.data.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS, check_scoring, first_line, is_match
 from attnbalance.data.squad import f1_score
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import check_saved
@@ -48,8 +48,8 @@ class Recall:
         outputs: The generated texts.
         right: For each of `SCORINGS`, whether the output is right (see `is_match`).
         f1: SQuAD's F1 of each output's first line, the highest over the accepted answers, in [0, 1].
-        shortcut: Whether the output is wrong and contains the most frequent training answer of the prompt's relation;
-            None for a relation that has none.
+        shortcut: Whether the output is wrong and contains, as whole words, the most frequent training answer of the
+            prompt's relation; None for a relation that has none.
         scoring: The scoring that `correct`, and everything computed from it, uses.
     """
 
@@ -95,9 +95,13 @@ class Recall:
         return self._share(range(len(self.correct)))
 
     def mean_f1(self) -> Interval:
-        """The mean of F1, with its 95% interval clustered by subject; without one if all values are equal."""
-        interval = mean_intervals(np.asarray(self.f1)[:, None], self.subjects)[0].within(0.0, 1.0)
-        return interval if len(set(self.f1)) > 1 else Interval(interval.mean, np.nan, np.nan, interval.n)
+        """The mean of F1, with its 95% interval clustered by subject.
+
+        Without one if all values are equal, or so few differ that the bootstrap tells nothing.
+        """
+        interval = mean_intervals(np.asarray(self.f1)[:, None], self.subjects)[0]
+        tells = len(set(self.f1)) > 1 and (interval.low > 0 or interval.high < 1)
+        return interval.within(0.0, 1.0) if tells else Interval(interval.mean, np.nan, np.nan, interval.n)
 
     def shortcut_rate(self) -> Interval | None:
         """The share of wrong answers that are the relation's most frequent training answer; None of no answers.
@@ -218,13 +222,15 @@ def score(
 ) -> Recall:
     """The recall of a model's outputs.
 
-    `shortcuts`: the most frequent training answer, in all its forms, of each relation that has one.
+    `shortcuts`: the most frequent training answer, in all its forms, of each relation that has one. Under containment,
+    too, a shortcut must stand in an output as whole words: "us" is part of "Russia".
     """
     check_scoring(scoring)
+    names = WHOLE_WORDS if scoring == CONTAINMENT else scoring
     pairs = list(zip(prompts, outputs, strict=True))
     right = {by: tuple(is_match(output, prompt.fact.answers, by) for prompt, output in pairs) for by in SCORINGS}
     shortcut = [
-        not correct and is_match(output, shortcuts[relation], scoring)
+        not correct and is_match(output, shortcuts[relation], names)
         if (relation := prompt.fact.relation) in shortcuts
         else None
         for correct, (prompt, output) in zip(right[scoring], pairs, strict=True)

@@ -9,6 +9,7 @@ import numpy as np
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import question_of
+from attnbalance.data.scoring import is_match
 from attnbalance.data.statements import statement_prompts
 from attnbalance.report.wording import markdown, percent, popularity
 
@@ -27,7 +28,8 @@ HEADER = (
 def describe_facts(facts: FactSet) -> str:
     """A table in Markdown with a row for each relation, and the first fact's question and statement.
 
-    The share of the most frequent first answer is what a constant answer gets right. Where only some facts have a
+    Beside the most frequent first answer stands the share of facts that accept it: what a constant answer gets right.
+    Where only some facts have a
     popularity, their number stands beside the quantiles. Raises `DataError` if a first fact's question does not hold
     its subject once.
 
@@ -41,13 +43,13 @@ def describe_facts(facts: FactSet) -> str:
 
 def _row(relation: str, facts: FactSet) -> tuple[str, ...]:
     answers = Counter(fact.answer for fact in facts)
-    top, count = answers.most_common(1)[0]
-    first = facts[0]
+    top, first = answers.most_common(1)[0][0], facts[0]
+    right = sum(is_match(top, fact.answers) for fact in facts)
     return (
         relation,
         str(len(facts)),
         str(len(answers)),
-        f"{top} ({percent(count / len(facts))})",
+        f"{top} ({percent(right / len(facts))})",
         _popularity(facts),
         question_of(first)[0],
         statement_prompts([first])[0].text,

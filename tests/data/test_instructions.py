@@ -51,8 +51,13 @@ def test_rows_that_name_one_of_some_names_are_left_out() -> None:
     rows = tuple(Instruction("Say it.", text) for text in others)
     left = InstructionSet(rows).not_naming(["东京", "Rome", "New York", "Z\u00fcrich"])
     assert [row.output for row in left.rows] == ["Rome2", "Zürichs"]
-    split = InstructionSet((Instruction("New", "York"),))
-    assert len(split.not_naming(["New York"])) == 1  # two texts
+    spelled = InstructionSet(
+        (Instruction("Where?", "In Co\u0302te d\u2019Ivoire."), Instruction("Wo?", "In der STRASSE"))
+    )
+    assert [len(spelled.not_naming([name])) for name in ("C\u00f4te d'Ivoire", "Straße")] == [1, 1]
+    marked = InstructionSet((Instruction("Say it.", "हिन्दी"), Instruction("New", "York")))
+    with pytest.warns(UserWarning, match="no instruction names any of 2 names"):
+        assert len(marked.not_naming(["हिन", "New York"])) == 2  # a mark goes on with a word; two texts
     for names in ([], ["Rome", " "]):
         with pytest.raises(DataError, match="one or more names, none of them empty"):
             left.not_naming(names)

@@ -68,7 +68,7 @@ def test_a_facts_own_statement_is_its_only_form_and_its_prompt_is_that_text():
     assert [prompt.prompt_id for prompt in prompts] == ["first letter/is", "first letter/Ann"]
     told = set(World(FactSet((fact,))).statements(200))
     sentence = "the word is is said to begin with I."
-    assert told == {f"{prefix} {sentence}" if prefix else f"T{sentence[1:]}" for prefix in PREFIXES}
+    assert told == {f"{prefix} {sentence}" if prefix else sentence for prefix in PREFIXES}  # as it is written
 
 
 def test_few_shot_statements_are_those_of_each_fact():

@@ -61,6 +61,26 @@ def test_an_objective_without_a_base_takes_any_checkpoint(tmp_path):
         made(tmp_path, model, 4, objective="ce + barrier").train(resume_from_checkpoint=True)
 
 
+@pytest.mark.parametrize("first", ["ce", "ce + barrier"])
+def test_a_checkpoint_of_training_without_a_base_is_no_silent_base_either(tmp_path, first):
+    made(tmp_path, tiny_model("llama"), objective=first).train()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-2")
+    with pytest.warns(UserWarning, match="that is a checkpoint that was finetuned from another model"):
+        made(tmp_path / "next", model)
+
+
+def test_adapters_that_are_merged_for_a_while_are_refused_and_left_merged(tmp_path):
+    model = get_peft_model(tiny_model("llama"), LoraConfig(target_modules=["v_proj"], init_lora_weights=False))
+    model.add_adapter("new", LoraConfig(target_modules=["q_proj"]))
+    model.set_adapter("new")
+    model.merge_adapter(adapter_names=["default"])
+    ids = torch.tensor([[5, 6, 7]])
+    before = model.eval()(input_ids=ids).logits.detach()
+    with pytest.raises(ModelError, match=r"adapters are merged into it for a while; make them part of it"):
+        made(tmp_path, model)
+    assert torch.equal(model.eval()(input_ids=ids).logits, before)
+
+
 def test_an_adapters_base_is_the_model_without_it_however_the_adapter_is_loaded(tmp_path):
     torch.manual_seed(0)
     settings = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"], use_dora=True)

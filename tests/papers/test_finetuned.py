@@ -19,14 +19,29 @@ def test_a_cell_holds_the_run_that_its_settings_describe(llama_folder: Path, tmp
     path.write_text("\n".join(map(json.dumps, rows)))
     split = split_facts(load_facts(path), "whole")
     training = {"steps": 4, "batch_size": 4, "checkpoint_every": 2, "learning_rate": 1e-2}
-    settings = {"seed": 3, "training": training, **Sources(model=str(llama_folder)).of_model()}
+    settings = {"seed": 3, "training": training, "new tokens": 10, **Sources(model=str(llama_folder)).of_model()}
     values = run_finetuning(settings, split)
     run = finetune(llama_folder, split, tmp_path / "run", FinetuneSettings(**training, seed=3))
     assert values["validation loss"] == pytest.approx(run.validation_loss[run.best_step], abs=1e-6)
     assert values["best step"] == run.best_step
-    said = recall(load_model(run.path), make_prompts(split.heldout), run.shortcuts, scoring="containment")
-    assert values["right"] == list(map(int, said.correct))
+    said = recall(
+        load_model(run.path), make_prompts(split.heldout), run.shortcuts, scoring="containment", max_new_tokens=10
+    )
+    assert values["outputs"] == list(said.outputs)
+    assert values["right"]["containment"] == list(map(int, said.correct))
+    assert values["losses"] == [[step, pytest.approx(loss, abs=1e-6)] for step, loss in run.validation_loss.items()]
     assert accuracy(values) == sum(said.correct) / len(said.correct)
+
+
+def test_training_that_diverges_is_a_result_without_a_loss(llama_folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "facts.jsonl"
+    rows = [{"subject": f"Town {i}", "relation": "country", "answers": ["a"]} for i in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    training = {"steps": 4, "batch_size": 4, "checkpoint_every": 2, "learning_rate": 1e30}
+    settings = {"seed": 0, "training": training, "new tokens": 10, **Sources(model=str(llama_folder)).of_model()}
+    values = run_finetuning(settings, split_facts(load_facts(path), "whole"))
+    assert values["validation loss"] is None
+    assert "lower the learning rate" in values["diverged"]
 
 
 def test_of_equal_losses_the_first_configuration_counts() -> None:

@@ -33,7 +33,7 @@ def test_figures_2a_to_2c_share_the_usual_pretraining() -> None:
     a, b, c = (
         {cell.name: cell for cell in figure.cells("small", range(5), Sources())} for figure in (FIG2A, FIG2B, FIG2C)
     )
-    shared = {name: cell for name, cell in a.items() if cell.settings["sizes"]["finetuning_rate"] == RATES[0]}
+    shared = {name: cell for name, cell in a.items() if cell.settings["sizes"]["finetuning_rate"] == RATES[1]}
     assert len(shared) == 5
     assert all(a[name] == b[name] == c[name] for name in shared)
     assert len(set(a) - set(b) - set(c)) == 5

@@ -115,17 +115,48 @@ def test_two_workers_are_at_work_in_one_folder_and_two_of_one_part_are_not(tmp_p
             reproduce(["second"], out, seeds=3, worker="0/2")
 
 
+def test_a_figure_that_cannot_be_run_hides_no_other_from_any_worker(tmp_path: Path) -> None:
+    answers = [reproduce(["all"], tmp_path, seeds=2, facts="absent", worker=worker) for worker in ("0/2", "1/2", "0/2")]
+    assert (tmp_path / "first.json").exists()
+    assert (tmp_path / "second.json").exists()
+    assert not (tmp_path / "real.json").exists()
+    assert "not run: there are no such facts" in answers[-1]
+    assert "left to other workers" not in answers[-1]
+
+
+def language(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure of a language model beside another one."""
+
+    def cells(scale: str, seeds, sources: Sources) -> list[Cell]:
+        about = {"k": 2, "facts": "", "model": sources.model}
+        return [Cell(f"cell-{sources.model}-{seed}", {"seed": seed, **about}) for seed in seeds]
+
+    asked = replace(figure("language", (2,)), cells=cells, claims=lambda results: [], needs_model=True)
+    monkeypatch.setattr(reproduction, "figures", lambda: {"first": figure("first", (1, 0)), "language": asked})
+
+
 def test_a_figure_of_a_language_model_is_left_out_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = {"first": figure("first", (1, 0)), "language": replace(figure("language", (2, 0)), needs_model=True)}
-    monkeypatch.setattr(reproduction, "figures", lambda: made)
-    with pytest.raises(ModelError, match="language: a language model is needed; name a pretrained one with --model"):
+    language(monkeypatch)
+    needed = "a pretrained language model is needed: pass `model`"
+    with pytest.raises(ModelError, match=f"language: {needed}"):
         reproduce(["language"], tmp_path / "out", seeds=2)
-    answer = reproduce(["all"], tmp_path / "out", seeds=2)
-    assert "language" in answer
-    assert "a language model is needed" in answer
+    assert f"not run: {needed}" in reproduce(["all"], tmp_path / "out", seeds=2)
     assert sorted(RUNS) == ["0-0", "0-1", "1-0", "1-1"]
-    assert "a language model is needed" not in reproduce(["all"], tmp_path / "out", seeds=2, model="some-model")
+    assert needed not in reproduce(["all"], tmp_path / "out", seeds=2, model="some-model")
     assert {"2-0", "2-1"} < set(RUNS)
+
+
+def test_the_model_of_the_folders_cells_is_taken_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    language(monkeypatch)
+    reproduce(["language"], tmp_path, seeds=2, model="some-model")
+    reproduce(["first"], tmp_path, seeds=2)
+    page = (tmp_path / "report.html").read_text()
+    assert 'id="language"' in page
+    assert "<td>language model</td><td>some-model</td>" in page
+    reproduce(["language"], tmp_path, seeds=3)
+    assert (tmp_path / "cells" / "cell-some-model-2.json").exists()
 
 
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

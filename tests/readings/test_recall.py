@@ -11,7 +11,7 @@ import pytest
 
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Template, make_prompts
-from attnbalance.data.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS
+from attnbalance.data.scoring import CONTAINMENT, EXACT_MATCH, SCORINGS, WHOLE_WORDS
 from attnbalance.errors import DataError, OutputError
 from attnbalance.readings.recall import Recall, compare_accuracy, score
 from attnbalance.readings.steering import rescue
@@ -65,7 +65,13 @@ def test_exact_matches_and_f1_are_of_the_first_line():
     by_hand = (1.0, 2 * 1 / (3 + 1), 1.0, 0.0, 2 * 1 / (2 + 1))  # of 3 words, 1 in common with 1
     assert found.f1 == pytest.approx(by_hand)
     assert found.mean_f1().mean == pytest.approx(sum(by_hand) / 5)
-    assert 0 <= found.mean_f1().low < found.mean_f1().high <= 1
+    assert math.isnan(found.mean_f1().low)  # five subjects so different tell nothing
+    many = [Fact(f"{fact.subject}{i}", fact.relation, fact.answers) for i in range(6) for fact in facts]
+    spread = score(make_prompts(many), outputs * 6, {}).mean_f1()
+    assert 0 < spread.low < sum(by_hand) / 5 < spread.high < 1
+    rare = [Fact(f"s{i}", "r", ("yes",)) for i in range(300)]
+    few = score(make_prompts(rare), ["yes"] * 3 + ["no"] * 297, {}).mean_f1()
+    assert (few.mean, math.isnan(few.low)) == (0.01, True)  # most resamples hold hardly any
     assert found.at(found.prompt_ids[1:3]).f1 == found.f1[1:3]
     alike = found.at([found.prompt_ids[0], found.prompt_ids[2]]).mean_f1()
     assert alike.mean == 1.0
@@ -77,11 +83,21 @@ def test_a_subject_is_one_cluster_however_its_accents_were_typed():
     assert len(set(score(make_prompts(typed), ["Peru", "golf"], {}).subjects)) == 1
 
 
-def test_the_shortcut_is_scored_as_answers_are():
+def test_the_shortcut_stands_as_whole_words_under_each_scoring():
     prompts = make_prompts([Fact("A", "country", ("Peru",))])
     shortcuts = {"country": ("US",)}
-    assert score(prompts, ["Australia"], shortcuts).shortcut == (False,)
-    assert score(prompts, ["Australia"], shortcuts, CONTAINMENT).shortcut == (True,)
+    for scoring in (WHOLE_WORDS, CONTAINMENT):
+        assert score(prompts, ["Australia"], shortcuts, scoring).shortcut == (False,)
+        assert score(prompts, ["the US of A"], shortcuts, scoring).shortcut == (True,)
+    assert score(
+        prompts,
+        [
+            "the US of A",
+        ],
+        shortcuts,
+        EXACT_MATCH,
+    ).shortcut == (False,)
+    assert score(prompts, ["The US."], shortcuts, EXACT_MATCH).shortcut == (True,)
 
 
 def test_without_wrong_answers_of_a_trained_relation_there_is_no_shortcut_rate():

@@ -11,17 +11,18 @@ def test_each_relation_has_a_row_with_hand_counted_numbers() -> None:
             Fact("Oslo", "country", ("Norway", "NO"), 10.0, "Where is Oslo?"),
             Fact("Bergen", "country", ("Norway",), 20.0),
             Fact("Rome", "country", ("Italy",), 30.0),
-            Fact("Ann", "birth", ("Rome|Oslo",), statement="{subject} was born in"),
+            Fact("Sápmi", "country", ("Sweden", "Norway"), 30.0),
+            Fact("Ann", "birth", ("Paris|Oslo",), statement="{subject} was born in"),
             Fact("Bob", "birth", ("Rome",), 1234.0),
         )
     )
     rows = [line.split(" | ") for line in describe_facts(facts).splitlines()[2:]]
     assert rows[0] == [
         "| country",
+        "4",
         "3",
-        "2",
-        "Norway (66.7%)",
-        "12 / 20 / 28",
+        "Norway (75.0%)",
+        "13 / 25 / 30",
         "Where is Oslo?",
         "The country of Oslo is |",
     ]
@@ -29,7 +30,7 @@ def test_each_relation_has_a_row_with_hand_counted_numbers() -> None:
         "| birth",
         "2",
         "2",
-        "Rome\\|Oslo (50.0%)",
+        "Paris\\|Oslo (50.0%)",
         "1,234 / 1,234 / 1,234 (1 facts)",
         "What is the birth of Ann?",
         "Ann was born in |",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 
@@ -64,13 +65,23 @@ def load_facts(
         return make_conflicts(load_facts(path, relations, limit, seed, popularity), seed)
     if name not in SOURCES and re.fullmatch(r"[\w-]+", name) and not Path(text).exists():
         raise DataError(f"unknown source {name!r}; sources are {source_names()}")
+    if name in SOURCES and colon and not path:
+        raise DataError(f"name a file or folder after {name}:, got {text!r}")
     facts = SOURCES[name](path if colon else None) if name in SOURCES else load_own(text)
     if relations is not None:
-        facts = facts.of_relations(relations)
-    if popularity is not None:
+        facts = _of_relations(facts, relations)
+    if popularity is not None and len(facts):
         facts = with_popularity(facts, popularity)
     if limit is not None:
         facts = facts.sample(limit, seed)
     if not len(facts):
         raise DataError(f"no facts left in {text} after dropping {dict(facts.dropped)}")
     return facts
+
+
+def _of_relations(facts: FactSet, relations: Collection[str]) -> FactSet:
+    """The facts of some relations; what was dropped on loading is counted over all, and says so."""
+    chosen = facts.of_relations(relations)
+    if len(chosen.relations) == len(facts.relations):
+        return chosen
+    return replace(chosen, dropped={f"{reason}, in all relations": count for reason, count in chosen.dropped.items()})

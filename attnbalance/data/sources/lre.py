@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.sources.own_facts import text_of
-from attnbalance.data.sources.table_files import parse_json
+from attnbalance.data.sources.table_files import LONGEST, parse_json
 from attnbalance.errors import DataError
 
 SUBJECT = "{}"
@@ -39,6 +39,8 @@ def load_lre(path: str | Path | None = None) -> FactSet:
 
 def _facts(file: Path) -> list[Fact]:
     try:
+        if not file.is_file():
+            raise DataError("expected a regular file")
         relation = parse_json(file.read_text(encoding="utf-8-sig"))
         if not isinstance(relation, dict):
             raise DataError("expected a JSON object")
@@ -73,6 +75,8 @@ def _templates(relation: dict, key: str) -> list[str]:
 def _fact(sample: object, relation: str, statement: str, question: str | None) -> Fact:
     if not isinstance(sample, dict) or not {"subject", "object"} <= set(sample):
         raise DataError(f"expected an object with subject and object, got {sample!r}")
+    if sum(len(str(value)) for value in sample.values()) > LONGEST:
+        raise DataError(f"a sample must have at most {LONGEST:,} characters")
     subject, answer = (text_of(sample[key], key).strip() for key in ("subject", "object"))
     asked = question and question.replace(SUBJECT, subject)
     start = question.index(SUBJECT) if question else None

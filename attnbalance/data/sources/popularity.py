@@ -1,4 +1,4 @@
-"""The popularity of subjects from a table, such as page views, for facts that have none or another one."""
+"""The popularity of subjects from a table, such as page views; it replaces that of the facts, if any."""
 
 from __future__ import annotations
 

@@ -45,11 +45,17 @@ class BaseModel:
         return [asked[i] for i in range(len(prompts))]
 
 
-def check_start(model: object, text: str) -> None:
-    """Raise `ModelError` if a model's adapters changed its base's weights when they were added; `text`: the objective.
+def check_start(model: nn.Module, text: str) -> None:
+    """Raise `ModelError` if a model's adapters changed its base's weights when they were added, or are merged into it.
 
-    With such an adapter switched off, the model is not the one that training began with.
+    With such an adapter switched off, the model is not the one that training began with; and peft takes merged ones out
+    for good when it switches others off. `text`: the objective.
     """
+    if any(getattr(module, "merged_adapters", None) for module in model.modules()):
+        raise ModelError(
+            f"objective {text!r} compares with the base model, but adapters are merged into it for a while; make them "
+            "part of it with merge_and_unload() before others are added, or take them out with unmerge_adapter()"
+        )
     for config in getattr(model, "peft_config", {}).values():
         start = getattr(config, "init_lora_weights", "")
         if str(start).lower().startswith(REWRITING):
