@@ -70,8 +70,9 @@ class Fact:
 
     @property
     def folded_answers(self) -> tuple[str, ...]:
-        """The accepted answers without case, with single spaces, to tell whether two facts share one."""
-        return tuple(" ".join(answer.casefold().split()) for answer in self.answers)
+        """The accepted answers without case, composed (NFC), with single spaces: whether two facts share one."""
+        folded = (unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()) for text in self.answers)
+        return tuple(" ".join(text.split()) for text in folded)
 
     @property
     def composed_subject(self) -> str:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from transformers import AutoConfig, PreTrainedConfig
+from transformers.utils.import_utils import is_kernels_available
 
 from attnbalance.errors import ModelError
 
 IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 """Fields, also with "_" before and "_internal" after them, whose value may be the Hub id of a kernel: code to run."""
+
+
+QUANTISATIONS = ("eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4")
+"""Methods of quantisation for which transformers fetches kernels from the Hub, where that package is installed."""
 
 
 def load_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -20,7 +25,15 @@ def load_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
     `trust_remote_code`; and what transformers raises for a configuration that cannot be read.
     """
     if not trust_remote_code:
-        for field, value in _kernels("", PreTrainedConfig.get_config_dict(path)[0]):
+        content = PreTrainedConfig.get_config_dict(path)[0]
+        quantisation = content.get("quantization_config")
+        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+        if method in QUANTISATIONS and is_kernels_available():
+            raise ModelError(
+                f"{path} has quantised weights ({method}), for which transformers fetches kernels from the Hub, which "
+                "is code to run: uninstall the package kernels, or pass `trust_remote_code=True`"
+            )
+        for field, value in _kernels("", content):
             raise ModelError(
                 f"the configuration of {path} asks for a kernel from the Hub, which is code to run: {field} is "
                 f"{str(value)[:80]!r}; remove that line, or, where the model is only measured, pass "

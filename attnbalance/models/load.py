@@ -16,10 +16,11 @@ from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import ModelError
 from attnbalance.models.config import load_config
 from attnbalance.models.fingerprint import hub_file
-from attnbalance.models.forward import position_limit
+from attnbalance.models.forward import base_of, position_limit
 from attnbalance.models.hooked import HookedModel, hook
 from attnbalance.models.load_adapter import check_adapter, load_adapter, split_adapter
 from attnbalance.models.load_base import LOAD_ERRORS, brief, dtype_of, load_base
+from attnbalance.models.rows import IMPLEMENTATION
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -64,7 +65,9 @@ def load_model(
             if adapter is not None:
                 _compare_tokenizers(tokenizer, str(adapter))
     else:
-        base, loaded = name, model if dtype is None else model.to(dtype=dtype_of(dtype))  # pyright: ignore
+        base, loaded = name, model if dtype is None else _in_dtype(model, dtype_of(dtype))
+        if adapter is not None:
+            _check_unused(model, name)
     if adapter is not None:
         loaded = load_adapter(loaded, str(adapter), base)
         name = f"{base}+{adapter}"
@@ -135,6 +138,33 @@ def _compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str) -> None:
             f"name it: --tokenizer {adapter} (for all models of the command), or tokenizer= in Python",
             stacklevel=4,
         )
+
+
+def _check_unused(model: Module, name: str) -> None:
+    """Raise `ModelError` for a model object to which no adapter can be added without changing what else reads it."""
+    hooked = base_of(model).config._attn_implementation == IMPLEMENTATION
+    if hooked or hasattr(model, "peft_config"):
+        what = "has adapters" if hasattr(model, "peft_config") else "is already read"
+        raise ModelError(
+            f"this {name} object {what}, and an adapter would be put into it in place; pass a copy (copy.deepcopy), or "
+            "the path of the model"
+        )
+
+
+def _in_dtype(model: Module, dtype: torch.dtype) -> Module:
+    """A model's weights in another dtype, with what they are stored with; computed buffers keep theirs.
+
+    The frequencies of rotary positions are such: in 16 bits they would turn far positions by wrong angles.
+    """
+    kept = [
+        (module, name, module.get_buffer(name))
+        for module in model.modules()
+        for name in module._non_persistent_buffers_set
+    ]
+    model.to(dtype=dtype)
+    for module, name, buffer in kept:
+        setattr(module, name, buffer.to(module.get_buffer(name).device))
+    return model
 
 
 def _moved(model: Module, device: str | torch.device) -> Module:

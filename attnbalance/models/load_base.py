@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,8 +34,8 @@ def load_base(
     """The causal language model of a folder or Hub id, as transformers loads it, from safetensors alone.
 
     `dtype` defaults to the checkpoint's. Raises `ModelError` for a folder without a config or with pickled weights
-    only, for weights that are damaged, missing or of another shape, and for an encoder-decoder model; `OutputError` for
-    a run, or a checkpoint of one, whose weights were changed.
+    only, for weights that are damaged, missing, of another shape or left out by the config, and for an encoder-decoder
+    model; `OutputError` for a run, or a checkpoint of one, whose weights were changed.
     """
     check_model(Path(path))
     _check_folder(path)
@@ -60,6 +62,7 @@ def load_base(
             f"{path}: {len(names)} weights are missing or have another shape than config.json says, first {names[0]}"
         )
     _check_quantisation(model, path)
+    _check_left_out(model, sorted(report["unexpected_keys"]), path)
     _check_weights(model, path)
     return model
 
@@ -98,6 +101,31 @@ def _check_folder(path: str) -> None:
         pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
         held = f"only pickled weights ({pickles[0]}), which can run code when read" if pickles else "no weights"
         raise ModelError(f"{path} holds {held}; save it with save_pretrained(..., safe_serialization=True)")
+
+
+def _check_left_out(model: PreTrainedModel, names: Sequence[str], path: str) -> None:
+    """Refuse weights in the file for which config.json has no place in the model; warn of parts beside the model.
+
+    No place: another layer like those there are, or a bias of a part that is there.
+    """
+    parts = dict(model.named_modules())
+    layers = set(map(_any_layer, parts))
+    for name in names:
+        part = name.rpartition(".")[0]
+        if hasattr(parts.get(part), "weight") or (part not in parts and _any_layer(part) in layers):
+            raise ModelError(
+                f"{path}: config.json leaves out {len(names)} weights that the files hold, such as {name}; put the "
+                "configuration right that these weights were saved with, or save the model anew"
+            )
+    if names:
+        warnings.warn(
+            f"{path}: {len(names)} weights are no part of this model and are not used, first {names[0]}", stacklevel=4
+        )
+
+
+def _any_layer(part: str) -> str:
+    """The name of a part without its numbers: "layers.*.mlp" for "layers.1.mlp"."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", part)
 
 
 def _check_quantisation(model: PreTrainedModel, path: str) -> None:

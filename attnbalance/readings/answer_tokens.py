@@ -37,8 +37,9 @@ class AnswerTokens:
         answer: For each prompt, the index of its answer's token in its relation's candidates.
         others: For each prompt, the indices of the wrong answers' tokens in its relation's candidates. Wrong are the
             answers of facts that share no accepted answer with this one, in any case of letters.
-        ambiguous: Number of prompts for which a wrong answer is not among the others, because its token is also that of
-            the answer, or of another right one: the first answer of facts that all share an accepted one with this.
+        ambiguous: Number of prompts for which a wrong answer is not among the others: its token is also that of the
+            answer, or of another right one (the first answer of facts that all share an accepted one with this); or
+            only one of the two begins with a token that shows no character.
         tokenizer: What all of these are tokens of.
         compared: All prompts whose answers are candidates; those of parts (see `at`) are among them.
         weights: For each prompt, the weights of the wrong answers in their mean. None: equal weights, which give the
@@ -114,8 +115,10 @@ def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizer
     """Each prompt's first answer, compared with the first answers of the other facts of its relation among the prompts.
 
     If all answers of a relation begin with the same tokens, these are appended to the prompt, and answers are compared
-    at the first token at which any two of them differ. One token is compared for each fact, not the whole answer.
-    Raises `BadRowsError` for relations with one answer and for prompts that merge with their answer.
+    at the first token at which any two of them differ. One token is compared for each fact, not the whole answer. Some
+    tokenizers begin some answers with a bare space ("▁" before digits or capitals), which tells none of these apart:
+    they are compared with each other alone, at the token after it. Raises `BadRowsError` for relations with one answer
+    and for prompts that merge with their answer.
     """
     prompts = PromptSet.of(prompts, tokenizer)
     encodings, answers = list(prompts.encodings), prompts.answers.ids
@@ -129,17 +132,24 @@ def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizer
         if shared is None or inseparable:
             bad += inseparable
             continue
-        firsts: list[int] = [(*answers[i], end)[shared] for i in indices]  # pyright: ignore[reportAssignmentType]
-        position = {token: k for k, token in enumerate(dict.fromkeys(firsts))}
+        own = {i: (*answers[i], end) for i in indices}
+        starts = _starts({i: answers[i] for i in indices}, shared, tokenizer)
+        position = dict[int, int]()
+        for start in sorted(set(starts.values())):  # answers are compared with those whose first token stands there too
+            alike = indices if start == shared else [i for i in indices if starts[i] == start]
+            firsts: list[int] = [own[i][start] for i in alike]  # pyright: ignore[reportAssignmentType]
+            numbers = [position.setdefault(token, len(position)) for token in firsts]
+            compared = _others([prompts[i].fact for i in alike], numbers)
+            for i, number, (wrong, untold) in zip(alike, numbers, compared, strict=True):
+                if starts[i] != start:
+                    continue
+                answer[i], others[i] = number, wrong
+                ambiguous += bool(untold) or len(alike) < len(indices)
+                encodings[i] = _appended(encodings[i], answers[i][:start], tokenizer)
+                if not wrong:
+                    how = "begins like one that is accepted" if untold else "is accepted"
+                    bad.append((i, f"every answer of relation {relation!r} {how} for {prompts[i].fact.subject!r}"))
         candidates[relation] = tuple(position)
-        compared = _others([prompts[i].fact for i in indices], [position[token] for token in firsts])
-        for i, token, (wrong, untold) in zip(indices, firsts, compared, strict=True):
-            answer[i], others[i] = position[token], wrong
-            ambiguous += bool(untold)
-            encodings[i] = _appended(encodings[i], answers[i][:shared], tokenizer)
-            if not wrong:
-                how = "begins like one that is accepted" if untold else "is accepted"
-                bad.append((i, f"every answer of relation {relation!r} {how} for {prompts[i].fact.subject!r}"))
     if bad:
         raise BadRowsError(
             "facts have no other answer in their relation",
@@ -188,9 +198,7 @@ def distinguishing_tokens(
     tokens = []
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         whole = (*answer, tokenizer.eos_token_id) if isinstance(tokenizer.eos_token_id, int) else answer
-        start = min(shared[prompt.fact.relation], len(whole) - 1)
-        while start < len(answer) - 1 and not str(tokenizer.decode([answer[start]])).strip():
-            start += 1
+        start = _visible(answer, min(shared[prompt.fact.relation], len(whole) - 1), tokenizer)
         encodings[i] = _appended(encodings[i], answer[:start], tokenizer)
         tokens.append(whole[start])
     return encodings, tuple(tokens)
@@ -210,6 +218,25 @@ def _shared_length(answers: Sequence[tuple[int, ...]]) -> int | None:
         return None
     shortest = min(map(len, answers))
     return next((k for k in range(shortest) if len({answer[k] for answer in answers}) > 1), shortest)
+
+
+def _visible(answer: tuple[int, ...], start: int, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The index of the answer's first token from `start` on that shows a character, or of its last token."""
+    while start < len(answer) - 1 and not str(tokenizer.decode([answer[start]])).strip():
+        start += 1
+    return start
+
+
+def _starts(answers: Mapping[int, tuple[int, ...]], shared: int, tokenizer: PreTrainedTokenizerBase) -> dict[int, int]:
+    """At which of its tokens each answer of a relation is compared, by prompt: the first that shows a character.
+
+    Where all answers with such a token at one index have the same one, or some have none, it is the token at `shared`.
+    """
+    starts = {i: _visible(answer, shared, tokenizer) for i, answer in answers.items()}
+    tokens: dict[int, set[int]] = {}
+    for i, start in starts.items():
+        tokens.setdefault(start, set()).add(answers[i][start] if start < len(answers[i]) else -1)
+    return {i: start if len(tokens[start]) > 1 else shared for i, start in starts.items()}
 
 
 def _inseparable(

@@ -13,6 +13,7 @@ from tiny import tiny_model, tiny_prompts
 
 from attnbalance import load_model, read_attention
 from attnbalance.errors import ModelError
+from attnbalance.models import config
 from attnbalance.models.load import load_limits
 
 STAND_IN = """
@@ -105,3 +106,14 @@ def test_a_configuration_that_names_eager_attention_gives_the_rows_of_any_other(
     named = load_model(edit(llama_folder, _attn_implementation="eager", experts_implementation="eager"))
     assert named.kernel == "sdpa"
     assert (read_attention(named, tiny_prompts()).values - expected).abs().max() < 1e-6  # the same weights and kernel
+
+
+def test_quantised_weights_that_need_a_kernel_of_the_hub_are_refused_where_it_would_be_fetched(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(llama_folder, quantization_config={"quant_method": "eetq", "weights": "int8"})
+    monkeypatch.setattr(config, "is_kernels_available", lambda: True)
+    with pytest.raises(ModelError, match=r"quantised weights \(eetq\), for which transformers fetches kernels"):
+        load_limits(str(llama_folder))
+    monkeypatch.setattr(config, "is_kernels_available", lambda: False)
+    load_limits(str(llama_folder))

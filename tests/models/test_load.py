@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import warnings
@@ -212,3 +213,27 @@ def test_an_adapters_damaged_tokenizer_is_named_and_not_used(adapter: Path, chec
     (folder / "tokenizer_config.json").write_text("{")
     with pytest.warns(UserWarning, match="cannot be loaded; that of its base"):
         load_model(checkpoint, adapter=folder)
+
+
+def test_an_adapter_is_not_put_into_an_object_that_is_read_already(adapter: Path) -> None:
+    model = tiny_model("llama")
+    first = load_model(copy.deepcopy(model), tokenizer=tiny_tokenizer(), adapter=adapter)
+    plain = load_model(model, tokenizer=tiny_tokenizer())
+    rows = read_attention(plain, tiny_prompts()).values
+    for used, what in ((plain.model, "is already read"), (first.model, "has adapters")):
+        with pytest.raises(ModelError, match=f"object {what}, and an adapter would be put into it in place"):
+            load_model(used, tokenizer=tiny_tokenizer(), adapter=adapter)
+    assert torch.equal(read_attention(plain, tiny_prompts()).values, rows)
+
+
+def test_an_object_in_another_dtype_is_the_folder_in_that_dtype(checkpoint: Path) -> None:
+    """Frequencies of rotary positions stay in float32, as from_pretrained leaves them."""
+    folder = load_model(checkpoint, dtype="bfloat16")
+    model = load_model(
+        transformers.AutoModelForCausalLM.from_pretrained(checkpoint), tokenizer=tiny_tokenizer(), dtype="bfloat16"
+    )
+    buffers, expected = dict(model.model.named_buffers()), dict(folder.model.named_buffers())
+    assert {name: buffer.dtype for name, buffer in buffers.items()} == {n: b.dtype for n, b in expected.items()}
+    assert any(buffer.dtype == torch.float32 for buffer in buffers.values())
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in expected.items())
+    assert {weight.dtype for weight in model.model.parameters()} == {torch.bfloat16}

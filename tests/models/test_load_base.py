@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny import tiny_model, tiny_tokenizer
+from tiny import tiny_config, tiny_model, tiny_tokenizer
 
 from attnbalance import load_model
 from attnbalance.errors import ModelError
@@ -140,3 +140,27 @@ def test_weights_that_could_only_give_infinite_numbers_are_refused_by_name(value
 def test_weights_of_the_largest_size_that_is_allowed_give_finite_squares() -> None:
     assert torch.tensor(LARGEST_WEIGHT).square().isfinite()
     assert not torch.tensor(100 * LARGEST_WEIGHT).square().isfinite()
+
+
+@pytest.mark.parametrize(
+    ("changes", "left_out"),
+    [
+        ({"num_hidden_layers": 1}, "9 weights that the files hold, such as model.layers.1"),
+        ({"attention_bias": False}, "8"),
+    ],
+)
+def test_weights_that_the_configuration_leaves_out_are_refused(changes: dict, left_out: str, tmp_path: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_config(tiny_config("llama", attention_bias=True))
+    weights = len(list(model.model.layers[1].parameters()))
+    model.save_pretrained(tmp_path)
+    _edit_config(**changes)(tmp_path)
+    left_out = left_out.replace("9 weights", f"{weights} weights")
+    with pytest.raises(ModelError, match=f"config.json leaves out {left_out}"):
+        load_base(str(tmp_path))
+
+
+def test_weights_beside_the_model_are_warned_of(llama_folder: Path) -> None:
+    weights = load_file(llama_folder / "model.safetensors") | {"v_head.summary.weight": torch.ones(1, 32)}
+    save_file(weights, llama_folder / "model.safetensors", {"format": "pt"})
+    with pytest.warns(UserWarning, match="1 weights are no part of this model and are not used, first v_head.summary"):
+        load_base(str(llama_folder))

@@ -177,13 +177,31 @@ def test_directions_give_the_logit_difference_of_a_naive_loop_over_logits() -> N
     assert (len(some), some.tokens, some.candidates) == (2, ids("Madrid Paris"), found.candidates)
 
 
-def test_a_byte_level_tokenizers_answers_begin_with_a_space() -> None:
+def test_answers_that_begin_with_a_bare_space_are_compared_with_each_other_behind_it() -> None:
+    """This tokenizer merges the space with the first byte of some answers alone."""
     facts = [Fact(p.fact.subject, "r", p.fact.answers, question=p.fact.question) for p in tiny_prompts()]
     tokenizer = tiny_tokenizer()
-    found = make_answer_tokens(make_prompts(facts), tokenizer)
+    answer_tokens = make_answer_tokens(make_prompts(facts), tokenizer)
     spelled = [tokenizer(" " + fact.answer, add_special_tokens=False)["input_ids"] for fact in facts]
-    assert len({tuple(one) for one in spelled}) == 9
-    shared = len(found.encodings[0].ids) - len(tokenizer(found.prompts[0].text, add_special_tokens=False)["input_ids"])
-    assert all(one[:shared] == spelled[0][:shared] for one in spelled)
-    assert found.tokens == tuple(one[shared] for one in spelled)
-    assert len(set(found.tokens)) > 1
+    space = tokenizer(" ", add_special_tokens=False)["input_ids"][0]
+    behind = [answer[0] == space for answer in spelled]
+    assert 1 < sum(behind) < 8
+    assert answer_tokens.tokens == tuple(answer[int(bare)] for answer, bare in zip(spelled, behind, strict=True))
+    candidates = answer_tokens.candidates["r"]
+    for i, encoding in enumerate(answer_tokens.encodings):
+        plain = tokenizer(answer_tokens.prompts[i].text, add_special_tokens=False)["input_ids"]
+        assert list(encoding.ids) == plain + [space] * behind[i]
+        rivals = {answer[int(bare)] for answer, bare in zip(spelled, behind, strict=True) if bare == behind[i]}
+        rivals |= set() if behind[i] else {space}  # with which all others begin
+        assert {candidates[k] for k in answer_tokens.others[i]} == rivals - {answer_tokens.tokens[i]}
+    assert answer_tokens.ambiguous == sum(behind)
+
+
+def test_a_name_in_another_unicode_form_is_no_rival_of_itself() -> None:
+    names = ("\u00c9mile", "E\u0301mile", "Rome")
+    facts = [Fact(f"S{i}", "r", (name,), None, f"Who is S{i}?") for i, name in enumerate(names)]
+    tokens = make_answer_tokens(make_prompts(facts), tiny_tokenizer())
+    assert facts[0].folded_answers == facts[1].folded_answers
+    rome = tokens.tokens[2]
+    for i in (0, 1):
+        assert {tokens.candidates["r"][k] for k in tokens.others[i]} <= {rome}
