@@ -151,6 +151,10 @@ LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 """Names of the setting that says how many positions there are: most families', MPT's and Whisper's."""
 
 
+CHUNKS = ("local_attn_chunk_length", "lsh_attn_chunk_length")
+"""Settings of Reformer: it gives the attention of longer inputs in chunks, which no row can be taken from."""
+
+
 def position_limit(config: PreTrainedConfig) -> int | None:
     """The longest input in tokens that a configuration allows, None for no limit.
 
@@ -165,7 +169,7 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     if limit < 1:
         who = config.name_or_path or type(config).__name__
         raise ModelError(f"{in_file} of {who} must be at least 1, got {limit}; put the real number into config.json")
-    return limit
+    return min([limit, *(getattr(text, chunk) for chunk in CHUNKS if hasattr(text, chunk))])
 
 
 def check_vocabulary(model: Module, input_ids: Tensor, name: str) -> None:

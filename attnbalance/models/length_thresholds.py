@@ -18,7 +18,7 @@ SELECTION = re.compile(r"index_topk$|keep_window_size$|token_budget$")
 position among the padding, in eager attention too, and no prompt of the self-check may happen to show it."""
 
 THRESHOLD = re.compile(
-    rf"{SELECTION.pattern}|window(_size|_len)?$|local_attention$|attention_chunk_size$|attn_chunk_length$|index_block_size$|floor|extent$|compress_rates"
+    rf"{SELECTION.pattern}|window(_size|_len)?$|local_attention$|attention_chunk_size$|index_block_size$|floor|extent$|compress_rates"
     r"|original_max_position_embeddings$"
 )
 """Names of settings that are lengths from which on attention changes."""

@@ -70,6 +70,11 @@ def test_families_with_another_name_for_the_number_of_positions_have_a_limit_too
         position_limit(transformers.MptConfig(max_seq_len=0))
 
 
+def test_reformer_is_read_up_to_the_length_of_its_chunks() -> None:
+    settings = {"max_position_embeddings": 512, "local_attn_chunk_length": 64, "lsh_attn_chunk_length": 32}
+    assert position_limit(transformers.ReformerConfig(**settings)) == 32
+
+
 def test_attention_layers_are_all_layers_or_those_that_say_their_number() -> None:
     model = tiny_model("llama")
     assert attention_layers(model, 2) == (0, 1)
