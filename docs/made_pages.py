@@ -65,9 +65,16 @@ DRIFT = "drift, nats a token"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Make the tables before pages are read."""
+    """Make the tables and copies before pages are read."""
     app.connect("config-inited", lambda _app, _config: make_all())
+    app.connect("source-read", link_to_copies)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def link_to_copies(_app: Sphinx, page: str, source: list[str]) -> None:
+    """In the list of tutorials, link to the shown copies instead of the notebooks, to which a code host links."""
+    if page == "tutorials/index":
+        source[0] = source[0].replace("](../../tutorials/", "](")
 
 
 def make_all() -> None:

@@ -11,7 +11,7 @@ import inspect
 import re
 from typing import TYPE_CHECKING
 
-from sphinx.domains.python import PyObject
+from sphinx.domains.python import PyObject  # pyright: ignore[reportPrivateImportUsage]
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

@@ -14,7 +14,7 @@ PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if not 
 
 def blocks(page: Path, *languages: str) -> list[str]:
     """The contents of a page's code blocks in these languages."""
-    found = re.findall(r"^```(\S*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```(\S*)[^\n]*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     return [text for language, text in found if language in languages]
 
 

@@ -20,12 +20,6 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
 
 
-def found(path: Path) -> bool:
-    """Whether a link's file is there: notebooks of the site are copies of tutorials/."""
-    copied = path.parent == DOCS / "tutorials" and path.suffix == ".ipynb"
-    return (ROOT / "tutorials" / path.name if copied else path).exists() or path in ADDED_LATER
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_file_and_a_heading_in_it(page: Path) -> None:
     for target in LINK.findall(prose(page)):
@@ -33,7 +27,7 @@ def test_every_link_leads_to_a_file_and_a_heading_in_it(page: Path) -> None:
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
-        assert found(path), f"{page.name}: no file {target}"
+        assert path.exists() or path in ADDED_LATER, f"{page.name}: no file {target}"
         assert not anchor or anchor in anchors(path), f"{page.name}: no heading {target}"
 
 

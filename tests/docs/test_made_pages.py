@@ -10,6 +10,9 @@ from types import ModuleType
 import pytest
 from doc_pages import DOCS, ROOT
 
+ROWS = ("plain", "ce-kl", "replay-0.7")
+"""Plain finetuning, `recommended`, and replay with its adapter times 0.7."""
+
 
 @pytest.fixture(scope="module")
 def made() -> ModuleType:
@@ -59,3 +62,18 @@ def test_every_claim_has_a_row(made: ModuleType) -> None:
 
 def test_a_cell_keeps_signs_that_markdown_would_read(made: ModuleType) -> None:
     assert made.markdown([["a"], ["W_Q | *b* `x_y*`"]]).splitlines()[2] == r"| W\_Q \| \*b\* `x_y*` |"
+
+
+def test_the_result_in_the_readme_is_that_of_the_committed_files(made: ModuleType) -> None:
+    def scores(row: str, name: str) -> list[dict[str, float]]:
+        return [made.load_scores("real-model", row, seed)[name] for seed in (0, 1, 2)]
+
+    kept = [sum(round(share["mean"] * share["n"]) for share in scores(row, "kept")) for row in ROWS]
+    words = [sum(share["mean"] for share in scores(row, "learned, statement")) / 3 for row in ROWS]
+    known = sum(int(share["n"]) for share in scores("plain", "kept"))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"while {known} held-out facts that it surely knew" in readme
+    assert "keeps {} of them, the objective `recommended` {}, and".format(*kept) in readme
+    assert f"adapter scaled by 0.7 keeps {kept[2]} " in readme
+    shown = "plain finetuning answers {:.0%} of the new facts, `recommended` {:.0%}, the scaled replay {:.0%}."
+    assert shown.format(*words) in readme
