@@ -9,16 +9,16 @@ import pytest
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.objectives.registry import TERMS
 
-README = Path(__file__).parents[3] / "README.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "finetune-without-forgetting.md"
 
 
 @pytest.mark.parametrize("name", TERMS)
-def test_each_kind_is_written_by_its_name_and_stands_in_the_readme(name: str) -> None:
+def test_each_kind_is_written_by_its_name_and_stands_in_the_documentation(name: str) -> None:
     kind, objective = TERMS[name], parse_objective("ce" if name == "ce" else f"ce + {name}")
     assert objective.terms[-1].kind is kind
     assert objective.changes_gradients == (kind.loss is None)
     assert objective.needs_base == (kind.make_targets is not None)
-    assert f"`{name}" in README.read_text()
+    assert f"`{name}" in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", TERMS)

@@ -1,0 +1,213 @@
+"""Sphinx extension: tables made from the JSON in benchmarks/results, and copies of the notebooks in tutorials/.
+
+No number of a benchmark whose results are committed is typed into a page. `make_all` writes docs/_made/NAME.md, which
+pages include, and docs/tutorials/*.ipynb. Neither is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+RESULTS = ROOT / "benchmarks" / "results"
+VERDICTS = ("seen", "opposite", "absent", "cannot tell")
+
+METHODS = {
+    "base-few-shot": "no training, few-shot (keeps all by definition)",
+    "constant": "constant answer",
+    "plain": "plain (`ce`), 90 steps",
+    "plain-top": "plain on the popular half, 90 steps (of its own 261 new facts)",
+    "ce-kl": "`recommended`, 90 steps",
+    "adapter-0.7": "plain, its adapter times 0.7",
+    "half-adapter": "plain, its adapter halved",
+    "replay": "`--replay`, 360 steps",
+    "replay-0.7": "`--replay`, its adapter times 0.7",
+    "half-replay": "`--replay`, its adapter halved",
+}
+RIVALS = {
+    "plain": "plain (`ce`)",
+    "ce-kl": "`recommended`",
+    "replay-kl": "`recommended` with `--replay`, 360 steps",
+    "lwf": "`ce + 0.3*kl(question)` (learning without forgetting)",
+    "dora": "plain, DoRA",
+    "mlp": "plain, on the MLPs alone",
+    "qk-restored": "plain, W_Q and W_K put back",
+}
+OTHER_RELATIONS = {
+    "constant": "constant answer",
+    "plain": "plain, 100 steps",
+    "half-adapter": "plain, adapter halved",
+    "ce-kl": "`recommended`",
+    "replay": "replay, 400 steps",
+    "replay-0.7": "replay, adapter times 0.7",
+    "half-replay": "replay, adapter halved",
+}
+COLUMNS = {
+    "kept": "kept, asked as trained",
+    "kept, other answers": "of these, other answers than the usual one",
+    "kept, few-shot": "kept, few-shot",
+    "learned": "new facts learned",
+    "learned, statement": "in other words",
+    "accuracy": "accuracy",
+    "accuracy, popular fifth": "most popular fifth",
+    "drift, nats a token": "drift, nats",
+}
+DRIFT = "drift, nats a token"
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Make the tables and copies before pages are read."""
+    app.connect("config-inited", lambda _app, _config: make_all())
+    app.connect("source-read", link_to_copies)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def link_to_copies(_app: Sphinx, page: str, source: list[str]) -> None:
+    """In the list of tutorials, link to the shown copies instead of the notebooks, to which a code host links."""
+    if page == "tutorials/index":
+        source[0] = source[0].replace("](../../tutorials/", "](")
+
+
+def make_all() -> None:
+    """Write every made page, and copy the notebooks."""
+    pages = {
+        "papers-scores": scores_table(load_figures()),
+        "papers-claims": claims_pages(load_figures()),
+        "real-model": seeds_table("real-model", METHODS, (0, 1, 2)),
+        "real-model-rivals": intervals_table("real-model", RIVALS, COLUMNS),
+        "other-relations": intervals_table("other-relations", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
+        **{name: split_table(name) for name in ("popularity", "context", "instruct")},
+    }
+    for name, text in pages.items():
+        write(DOCS / "_made" / f"{name}.md", text)
+    for notebook in sorted((ROOT / "tutorials").glob("*.ipynb")):
+        write(DOCS / "tutorials" / notebook.name, notebook.read_text())
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file, unless it holds the same: pages that did not change are not built again."""
+    if not path.is_file() or path.read_text() != text:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+
+
+def load_figures() -> list[dict[str, Any]]:
+    """The reproduced figures, in alphabetical order."""
+    return [json.loads(path.read_text()) for path in sorted((RESULTS / "papers").glob("*.json"))]
+
+
+def paper_of(figure: Mapping[str, Any]) -> str:
+    """The paper of a figure, from its source: "Ghosal et al. 2024, Figure 2(a)"."""
+    return str(figure["source"]).partition(",")[0]
+
+
+def scores_table(figures: Sequence[Mapping[str, Any]]) -> str:
+    """By paper: how often each verdict is given on its statements in its setting, and the claims that do not count."""
+    rows = [["paper", "statements in its setting", *VERDICTS, "outside its setting", "extensions of ours"]]
+    for paper in dict.fromkeys(paper_of(figure) for figure in figures):
+        claims = [claim for figure in figures if paper_of(figure) == paper for claim in figure["claims"]]
+        scored = [claim["verdict"] for claim in claims if claim["scored"]]
+        outside = sum(bool(claim["place"]) and not claim["scored"] for claim in claims)
+        extensions = sum(not claim["place"] for claim in claims)
+        counts = [scored.count(verdict) for verdict in VERDICTS]
+        rows.append([paper, *map(str, (len(scored), *counts, outside, extensions))])
+    return markdown(rows)
+
+
+def claims_pages(figures: Sequence[Mapping[str, Any]]) -> str:
+    """A section for each figure: what is run, and a table of its claims."""
+    parts = []
+    for figure in figures:
+        rows = [["verdict", "claim", "where", "measured", "mean [95%]", "counts above", "the paper's number"]]
+        rows += [claim_row(claim) for claim in figure["claims"]]
+        seeds = figure["claims"][0]["interval"]["n"]
+        made = f"(`attnbalance reproduce {figure['name']} --seeds {seeds} --out papers`, scale {figure['scale']})"
+        parts += [f"### `{figure['name']}`: {figure['source']}", f"{figure['about']} {made}", markdown(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def claim_row(claim: Mapping[str, Any]) -> list[str]:
+    """A claim's verdict, text and number."""
+    unmet = "; ".join(f"{it['says']}: {it['measured']}" for it in claim["setting"] if not it["met"])
+    where = claim["place"] or "an extension"
+    mean, low, high = (claim["interval"][name] for name in ("mean", "low", "high"))
+    number = f"{mean:+.3g}" + ("" if low is None else f" [{low:+.3g}, {high:+.3g}]")
+    outside = f", outside its setting ({unmet})" if unmet else ""
+    least = f"{claim['least']:g}"
+    return [claim["verdict"], claim["says"], where + outside, claim["measured"], number, least, claim["printed"]]
+
+
+def seeds_table(folder: str, names: Mapping[str, str], seeds: Sequence[int]) -> str:
+    """For each row the mean over seeds, and each seed in parentheses."""
+    rows = [["", *COLUMNS.values()]]
+    for row, name in names.items():
+        scores = [load_scores(folder, row, seed) for seed in seeds]
+        rows.append([name, *(seeds_cell(column, [each[column] for each in scores], row) for column in COLUMNS)])
+    return markdown(rows)
+
+
+def seeds_cell(column: str, intervals: Sequence[Mapping[str, float] | None], row: str) -> str:
+    """A mean with each seed's value; empty where there is none. The base learns nothing by definition."""
+    values = [interval["mean"] for interval in intervals if interval]
+    if not values or (row == "base-few-shot" and column.startswith("learned")):
+        return ""
+    mean = sum(values) / len(values)
+    if column == DRIFT:
+        return f"{mean:.2f} ({', '.join(f'{value:.2f}' for value in values)})"
+    return f"{whole_percent(mean)}% ({', '.join(map(whole_percent, values))})"
+
+
+def intervals_table(folder: str, names: Mapping[str, str], columns: Iterable[str]) -> str:
+    """For each row the numbers of seed 0, shares of known or new facts with their 95% intervals."""
+    columns = list(columns)
+    rows = [["", *(COLUMNS[column] for column in columns)]]
+    for row, name in names.items():
+        scores = load_scores(folder, row, 0)
+        rows.append([name, *(interval_cell(column, scores[column]) for column in columns)])
+    return markdown(rows)
+
+
+def interval_cell(column: str, interval: Mapping[str, float] | None) -> str:
+    """A share in percent with its interval, or a drift."""
+    if interval is None:
+        return ""
+    if column == DRIFT:
+        return f"{interval['mean']:.2f}"
+    mean, low, high = (whole_percent(interval[name]) for name in ("mean", "low", "high"))
+    return f"{mean}% [{low}, {high}]"
+
+
+def whole_percent(share: float) -> str:
+    """A share as a whole number of percent; halves are rounded up."""
+    return str(math.floor(100 * share + 0.5 + 1e-9))
+
+
+def load_scores(folder: str, row: str, seed: int) -> dict[str, Any]:
+    """The scores of a row and seed of benchmarks/real_model.py."""
+    return json.loads((RESULTS / folder / f"{row}-seed-{seed}.json").read_text())["scores"]
+
+
+def split_table(name: str) -> str:
+    """A committed table.md as it is."""
+    return (RESULTS / name / "table.md").read_text()
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; the first row is its head."""
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(escaped(cell) for cell in line) + " |" for line in lines) + "\n"
+
+
+def escaped(cell: str) -> str:
+    """A cell's text outside code, with the characters that Markdown would read kept as they are."""
+    pieces = re.split(r"(`[^`]*`)", cell)
+    return "".join(piece if i % 2 else re.sub(r"([|*_<>\\])", r"\\\1", piece) for i, piece in enumerate(pieces))

@@ -1,0 +1,79 @@
+"""The tables that the site makes from committed results hold the results' numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from types import ModuleType
+
+import pytest
+from doc_pages import DOCS, ROOT
+
+ROWS = ("plain", "ce-kl", "replay-0.7")
+"""Plain finetuning, `recommended`, and replay with its adapter times 0.7."""
+
+
+@pytest.fixture(scope="module")
+def made() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("made_pages", DOCS / "made_pages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_row_shows_the_mean_of_its_seeds_and_each(made: ModuleType) -> None:
+    table = made.seeds_table("real-model", {"plain": "plain"}, (0, 1, 2))
+    kept = [59 / 70, 43 / 43, 16 / 27]  # counted by hand: facts kept, of those surely known
+    row = table.splitlines()[2]
+    assert f"| plain | {100 * sum(kept) / 3:.0f}% ({', '.join(f'{100 * share:.0f}' for share in kept)}) |" in row
+
+
+def test_halves_of_a_percent_are_rounded_up_and_intervals_are_not_rounded_twice(made: ModuleType) -> None:
+    for share, shown in ((0.065, "7"), (0.025, "3"), (0.005, "1"), (0.3748, "37"), (1.0, "100"), (0.0, "0")):
+        assert made.whole_percent(share) == shown
+
+
+def test_scores_count_the_claims_of_each_paper_in_its_setting(made: ModuleType) -> None:
+    figures = made.load_figures()
+    table = made.scores_table(figures)
+    for paper in ("Ghosal et al. 2024", "Goyal et al. 2024", "Xu & Chen 2025"):
+        row = next(line for line in table.splitlines() if line.startswith(f"| {paper} |"))
+        cells = [int(cell) for cell in row.split("|")[2:-1]]
+        claims = [claim for figure in figures if figure["source"].startswith(paper) for claim in figure["claims"]]
+        assert cells[0] == sum(cells[1:5]) == sum(claim["scored"] for claim in claims)
+        assert cells[0] + cells[5] + cells[6] == len(claims)
+
+
+def test_every_claim_has_a_row(made: ModuleType) -> None:
+    text = made.claims_pages(made.load_figures())
+    claims = [
+        claim
+        for path in (ROOT / "benchmarks" / "results" / "papers").glob("*.json")
+        for claim in json.loads(path.read_text())["claims"]
+    ]
+    assert sum(
+        line.startswith(tuple(f"| {verdict} |" for verdict in made.VERDICTS)) for line in text.splitlines()
+    ) == len(claims)
+
+
+def test_a_cell_keeps_signs_that_markdown_would_read(made: ModuleType) -> None:
+    assert made.markdown([["a"], ["W_Q | *b* `x_y*`"]]).splitlines()[2] == r"| W\_Q \| \*b\* `x_y*` |"
+
+
+def test_the_result_in_the_readme_is_that_of_the_committed_files(made: ModuleType) -> None:
+    def scores(row: str, name: str) -> list[dict[str, float]]:
+        return [made.load_scores("real-model", row, seed)[name] for seed in (0, 1, 2)]
+
+    kept = [sum(round(share["mean"] * share["n"]) for share in scores(row, "kept")) for row in ROWS]
+    words = [sum(share["mean"] for share in scores(row, "learned, statement")) / 3 for row in ROWS]
+    known = sum(int(share["n"]) for share in scores("plain", "kept"))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"while {known} held-out facts that it surely knew" in readme
+    assert "keeps {} of them, the objective `recommended` {}, and".format(*kept) in readme
+    assert f"adapter scaled by 0.7 keeps {kept[2]} " in readme
+    shown = "plain finetuning answers {:.0%} of the new facts, `recommended` {:.0%}, the scaled replay {:.0%}."
+    assert shown.format(*words) in readme
