@@ -30,7 +30,7 @@ nb_execution_mode = "off"
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # no script from the network
 nb_merge_streams = True
 
-suppress_warnings = [] if (DOCS / "demo.png").is_file() else ["image.not_readable"]
+
 
 default_role = "code"  # docstrings write `name`
 autodoc_member_order = "bysource"
