@@ -31,7 +31,6 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # no script from the network
 nb_merge_streams = True
 
 
-
 default_role = "code"  # docstrings write `name`
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -82,6 +82,7 @@ def make_all() -> None:
     pages = {
         "papers-scores": scores_table(load_figures()),
         "papers-claims": claims_pages(load_figures()),
+        "papers-printed": printed_table(),
         "real-model": seeds_table("real-model", METHODS, (0, 1, 2)),
         "real-model-rivals": intervals_table("real-model", RIVALS, COLUMNS),
         "other-relations": intervals_table("other-relations", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
@@ -133,6 +134,17 @@ def claims_pages(figures: Sequence[Mapping[str, Any]]) -> str:
         made = f"(`attnbalance reproduce {figure['name']} --seeds {seeds} --out papers`, scale {figure['scale']})"
         parts += [f"### `{figure['name']}`: {figure['source']}", f"{figure['about']} {made}", markdown(rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def printed_table() -> str:
+    """Every figure and table of the papers, and the figure that runs it or why it is not run."""
+    from attnbalance.papers.coverage import PRINTED
+
+    rows = [["paper", "number", "what it shows", "run as, or why not"]]
+    for row in PRINTED:
+        how = "; ".join(filter(None, [", ".join(f"`{name}`" for name in row.figures), row.instead]))
+        rows.append([row.paper, row.number, row.shows, how])
+    return markdown(rows)
 
 
 def claim_row(claim: Mapping[str, Any]) -> list[str]:

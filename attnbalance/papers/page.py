@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnbalance.files.outputs import provenance, replacing, write_json, write_text
+from attnbalance.papers.coverage import PRINTED
 from attnbalance.papers.figure import VERDICTS, CellResult, Claim, Condition, Panel, PaperFigure
 from attnbalance.report.figures import label_style, legend, make_axes, save
 from attnbalance.report.page import render, svg
@@ -87,6 +88,8 @@ def write_page(
         "scores": [{"paper": paper, **score} for paper, score in scores(figures, done).items()],
         "verdicts": VERDICTS,
         "sections": sections,
+        "printed": PRINTED,
+        "shown": {section["name"] for section in sections},
     }
     write_text(out / "report.html", render("papers/page.html", content | dict(about) | provenance()))
 

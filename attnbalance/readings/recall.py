@@ -95,10 +95,7 @@ class Recall:
         return self._share(range(len(self.correct)))
 
     def mean_f1(self) -> Interval:
-        """The mean of F1, with its 95% interval clustered by subject.
-
-        Without one if all values are equal, or so few differ that the bootstrap tells nothing.
-        """
+        """The mean of F1, with its 95% interval clustered by subject; NaN where too few answers differ to tell one."""
         interval = mean_intervals(np.asarray(self.f1)[:, None], self.subjects)[0]
         tells = len(set(self.f1)) > 1 and (interval.low > 0 or interval.high < 1)
         return interval.within(0.0, 1.0) if tells else Interval(interval.mean, np.nan, np.nan, interval.n)
@@ -222,8 +219,8 @@ def score(
 ) -> Recall:
     """The recall of a model's outputs.
 
-    `shortcuts`: the most frequent training answer, in all its forms, of each relation that has one. Under containment,
-    too, a shortcut must stand in an output as whole words: "us" is part of "Russia".
+    `shortcuts`: the most frequent training answer, in all its forms, of each relation that has one. Also under
+    containment, a shortcut stands in an output as whole words: "us" is part of "Russia".
     """
     check_scoring(scoring)
     names = WHOLE_WORDS if scoring == CONTAINMENT else scoring

@@ -367,3 +367,19 @@ def test_a_wrong_name_on_the_command_line_lists_the_figures_and_exits_with_2(tmp
     assert done.returncode == 2, done.stderr
     assert "no figure 'fig2'; choose from all, ghosal-fig2a" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.usefixtures("real_figures")
+def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
+    tmp_path: Path, popqa: Path, stories: Path
+) -> None:
+    """About a minute: every cell of every figure, with real facts and a small real language model."""
+    answer = reproduce(["all"], tmp_path, scale="tiny", seeds=2, facts=f"popqa:{popqa}", model=str(stories))
+    assert "not run" not in answer
+    page = (tmp_path / "report.html").read_text()
+    for name in reproduction.figures():
+        saved = json.loads((tmp_path / f"{name}.json").read_text())
+        assert saved["claims"]
+        assert not any(claim["scored"] for claim in saved["claims"])
+        assert f'<h2 id="{name}">' in page
+        assert f'<a href="#{name}">' in page  # in the table of all figures and tables

@@ -1,0 +1,81 @@
+"""Every figure and table of the three papers: which of them `reproduce` runs, and why the others are not run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GHOSAL, XU_CHEN, GOYAL = "Ghosal et al. 2024", "Xu & Chen 2025", "Goyal et al. 2024"
+DRAWING = "a drawing of the idea, without numbers"
+BY_HAND = "not one command yet: `attnbalance instruct` writes the checkpoints, `attnbalance context` measures them"
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A figure, table or numbered statement that a paper prints.
+
+    paper: the paper, as figures name it.
+    number: as printed, such as "Figure 3(b)".
+    shows: what it shows.
+    figures: the names of the figures of `reproduce` that run it; none if it is not run.
+    instead: why it is not run, or only in part, and what to use.
+    """
+
+    paper: str
+    number: str
+    shows: str
+    figures: tuple[str, ...] = ()
+    instead: str = ""
+
+
+PRINTED = (
+    Printed(GHOSAL, "Figure 1", "the mechanism", instead=DRAWING),
+    Printed(GHOSAL, "Figure 2(a)", "which facts to finetune on", ("ghosal-fig2a",)),
+    Printed(GHOSAL, "Figure 2(b)", "longer tails of popularity", ("ghosal-fig2b",)),
+    Printed(GHOSAL, "Figure 2(c)", "longer pretraining", ("ghosal-fig2c",)),
+    Printed(GHOSAL, "Tables 1 and 2", "PopQA-Controlled", ("ghosal-table2",)),
+    Printed(GHOSAL, "Figure 3(a)", "subject attention by layer", ("ghosal-fig3",)),
+    Printed(GHOSAL, "Figure 3(b)", "attention on one question", instead="`attnbalance curve`'s report draws such rows"),
+    Printed(GHOSAL, "Figure 4", "accuracy by popularity of the tested facts", ("ghosal-fig4",)),
+    Printed(GHOSAL, "Table 3", "MMLU history", instead="multiple-choice questions are not supported yet"),
+    Printed(GHOSAL, "Table 4", "hyperparameters", ("ghosal-table2",), "the grid of the paper scale"),
+    Printed(
+        GHOSAL,
+        "Figure 5",
+        "PopQA and EntityQuestions, by the share trained on",
+        instead="not one command yet: `attnbalance study` with the splits top, bottom, random and whole",
+    ),
+    Printed(GHOSAL, "Figure 6", "one layer", ("ghosal-fig6",)),
+    Printed(GHOSAL, "Figure 7", "more attention maps", instead="`attnbalance curve`'s report draws such rows"),
+    Printed(XU_CHEN, "Figure 1", "the architecture", instead=DRAWING),
+    Printed(XU_CHEN, "Figures 2 and 3", "accuracy by K, beta and M", ("xu-chen-fig2",)),
+    Printed(XU_CHEN, "Figure 4", "GPT-2 on directors of PopQA", ("xu-chen-popqa",)),
+    Printed(
+        XU_CHEN,
+        "Section 7.1, table",
+        "Llama-3.2-1B on capitals of PopQA, frequent against rare",
+        instead="not one command yet: `attnbalance finetune --relations capital --split top` (or bottom), then "
+        "`attnbalance curve --recall --scoring exact-match`",
+    ),
+    Printed(XU_CHEN, "Table 3", "architectures", ("xu-chen-table3",)),
+    Printed(
+        XU_CHEN, "Figure 5", "attention after training", instead="`ghosal-fig6` and tutorial 06 draw such attention"
+    ),
+    Printed(XU_CHEN, "Figure 6", "overtraining", ("xu-chen-steps",)),
+    Printed(GOYAL, "Figure 1", "the inversion, and its cause", instead=DRAWING),
+    Printed(GOYAL, "Figures 2, 6 to 11", "context reliance along instruction tuning", instead=BY_HAND),
+    Printed(GOYAL, "Figure 3", "no overfitting; attention to the context", instead=BY_HAND),
+    Printed(
+        GOYAL,
+        "Figure 4(a), (b)",
+        "data without the tested names; context-critical data",
+        instead=f"{BY_HAND}; `instruct --not-naming` and `attnbalance context-critical` choose the data",
+    ),
+    Printed(GOYAL, "Figure 4(c)", "SQuAD", instead="SQuAD is no source of instructions yet"),
+    Printed(GOYAL, "Figure 5(a), (b)", "counterfactual data", instead="counterfactual data are not made yet"),
+    Printed(GOYAL, "Figure 5(c)", "only queries and keys", instead=f"{BY_HAND}; `instruct --train qk`"),
+    Printed(GOYAL, "Proposition 1, Theorem 1", "one layer", ("goyal-prop1", "goyal-thm1")),
+    Printed(GOYAL, "Figure 12", "prompts that ask for the context", instead="there is no such template yet"),
+    Printed(GOYAL, "Figure 13", "all weights trained", instead=f"{BY_HAND} (without `--lora-rank`)"),
+    Printed(GOYAL, "Figures 14, 15", "answers of ChatGPT", instead="closed models"),
+)
+"""In the order of the papers."""
