@@ -59,8 +59,12 @@ class Tolerance:
 
 EXACT = Tolerance(absolute=0.0, relative=1e-3, reworded=0.0)
 """For closed forms and short training in float64, whose rounding stays far below what is printed."""
-TRAINED = Tolerance(absolute=0.3, relative=0.5, reworded=0.25)
-"""For models that the notebook trains in float32. See MEASURED."""
+TRAINED = Tolerance(absolute=0.5, relative=0.5, reworded=1 / 3)
+"""For models that the notebook trains in float32.
+
+Where rounding is the same, so are all numbers, and `main` prints that none moved. With AVX-512 against without, numbers
+of 01 to 05 moved by up to 0.33, or by up to 32% where that is more, and up to 22% of a notebook's lines changed words.
+The tolerance is half as much again. It finds what is wrong by much, not what is wrong by little."""
 TOLERANCES = {"06": EXACT, "07": EXACT}
 
 
