@@ -145,7 +145,7 @@ def as_stored(notebook: NotebookNode) -> NotebookNode:
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
-            cell.outputs = [kept for output in merged(cell.outputs) if (kept := output_as_stored(output))]
+            cell.outputs = merged([kept for output in merged(cell.outputs) if (kept := output_as_stored(output))])
     return notebook
 
 

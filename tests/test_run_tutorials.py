@@ -130,8 +130,9 @@ class TestStripping:
         assert given == before
 
     def test_pieces_of_printed_text_are_joined(self):
-        [output] = as_stored(notebook(printed("a\n"), printed("b\n"))).cells[0].outputs
-        assert output.text == "a\nb\n"
+        outputs = printed("a\n"), printed("b\n"), printed("100%|####|\n", "stderr"), printed("c\n")
+        [output] = as_stored(notebook(*outputs)).cells[0].outputs
+        assert output.text == "a\nb\nc\n"
 
     def test_only_warnings_of_this_package_are_kept_of_stderr_without_their_folder(self):
         text = (
