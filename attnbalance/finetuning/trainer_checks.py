@@ -209,7 +209,7 @@ def check_lengths(hooked: HookedModel | None, model: Module, examples: Sequence[
         )
 
 
-def _check_adapters(model: object, objective: Objective) -> None:
+def _check_adapters(model: Module, objective: Objective) -> None:
     """Raise `ModelError` for adapters whose loss or base an objective would not follow."""
     if objective.needs_base or objective.needs.initial_weights:
         check_start(model, objective.text)

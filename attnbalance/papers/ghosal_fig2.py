@@ -50,7 +50,7 @@ CEILING = 0.97
 """Where FT-bottom answers more of the held-out facts, no gap as large as the paper's is possible."""
 
 
-def _deep_cell(scale: str, seed: int, alpha: float, steps: int, rate: float = RATES[1]) -> Cell:
+def _deep_cell(scale: str, seed: int, alpha: float, steps: int, rate: float = RATES[0]) -> Cell:
     """The cell of one pretraining run. The usual one is finetuned on all splits, so all figures share it."""
     usual = alpha == 1.0 and steps == USUAL_STEPS[scale]
     sizes = asdict(replace(SIZES[scale], finetuning_rate=rate))
@@ -233,7 +233,7 @@ FIG2A = PaperFigure(
     "Figure 2(a)",
     "The choice of finetuning facts decides how many other facts are answered, at two learning rates of finetuning. "
     "Where nearly all held-out facts are answered whatever is chosen, there is no room for a gap, and nothing is "
-    f"scored. Figures 2(b) and 2(c) are run at the second rate alone. {_DEEP}",
+    f"scored. Figures 2(b) and 2(c) are run at the first rate alone. {_DEEP}",
     lambda scale, seeds, sources: [
         _deep_cell(scale, seed, 1.0, USUAL_STEPS[scale], rate) for rate in RATES for seed in seeds
     ],

@@ -33,7 +33,7 @@ def test_figures_2a_to_2c_share_the_usual_pretraining() -> None:
     a, b, c = (
         {cell.name: cell for cell in figure.cells("small", range(5), Sources())} for figure in (FIG2A, FIG2B, FIG2C)
     )
-    shared = {name: cell for name, cell in a.items() if cell.settings["sizes"]["finetuning_rate"] == RATES[1]}
+    shared = {name: cell for name, cell in a.items() if cell.settings["sizes"]["finetuning_rate"] == RATES[0]}
     assert len(shared) == 5
     assert all(a[name] == b[name] == c[name] for name in shared)
     assert len(set(a) - set(b) - set(c)) == 5
@@ -62,6 +62,9 @@ def test_claims_of_figure_2_are_the_differences_they_say() -> None:
     stored = [result(0, 0.7, 0.6, 0.6, 0.5, stored=0.7), result(1, 0.7, 0.6, 0.6, 0.5)]
     [forgetful, *_] = FIG2A.claims([*stored, *fast])
     assert [condition.measured for condition in forgetful.unmet] == ["70.0% of the facts or more"]
+    full = [result(seed, 1.0, 1.0, 1.0, 0.98) for seed in (0, 1)]
+    [better, *_] = FIG2A.claims([*full, *fast])
+    assert [condition.measured for condition in better.unmet] == ["98.0% answered"]  # no room for a gap
     gaps = {0.25: 0.01, 0.5: 0.02, 0.75: 0.05, 1.0: 0.1, 1.25: 0.3}
     results = [result(seed, 0.5 + gap, 0, 0, 0.5, alpha=alpha) for alpha, gap in gaps.items() for seed in (0, 1)]
     assert [claim.values for claim in FIG2B.claims(results)] == [pytest.approx((0.09, 0.09)), pytest.approx((0.2, 0.2))]
