@@ -31,6 +31,10 @@ LABELS = {"top": "FT-Top", "bottom": "FT-Bottom", "whole": "FT-Whole"}
 HOW = MeasureSettings(recall=True, batch_size=128)
 POPQA_POWER = 0.5
 MEASURED = ".measured"
+ABOUT = (
+    "base was pretrained on statements of the facts and has never seen a question, so it answers few. It was finetuned "
+    "on questions about the popular half of the facts (FT-Top), the obscure half (FT-Bottom) or all of them (FT-Whole)."
+)
 CAVEAT = "the base itself completes {stored} of these facts as statements, and this is one seed of one small model"
 
 
@@ -77,7 +81,7 @@ def demo(
             }
             comparison = _compare(base, runs, splits["FT-Whole"], facts.dropped, out / MEASURED, seed, progress)
             title = "Attention to the subject after finetuning on popular and on obscure facts"
-            write_results(comparison, out, title=title, command=command)
+            write_results(comparison, out, title=title, about=ABOUT, command=command)
             results.mark(out, answer=headline(comparison), dropped=comparison.dropped)
     remove(out / MEASURED)
     return results.answer()

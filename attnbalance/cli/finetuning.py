@@ -261,7 +261,7 @@ def scale_adapter(
         folder = run(adapter, factor, out)
     print(f"{folder} changes the weights {factor:g} times as much as {adapter}.")
     models = shlex.join([f"finetuned={adapter}", f"scaled={out}"])
-    print(f"Next: attnbalance knowledge base=... {models} --facts ... --out ...")
+    print(f"Next: attnbalance knowledge base=BASE {models} --facts FACTS --out known")
 
 
 def _usable(facts: FactSet, make: Callable[[FactSet], PromptSet], skip_bad: bool) -> tuple[FactSet, dict[str, int]]:

@@ -52,7 +52,7 @@ def facts(
             raise DataError("a file of facts cannot hold conflicts; give the other commands the source itself")
     prompts, dropped = without_bad(chosen, lambda some: make_prompts(some, template), skip_bad)
     usable = replace(chosen, facts=tuple(prompt.fact for prompt in prompts))
-    print(f"{len(usable)} facts of {usable.name}\n\n{describe_facts(usable)}")
+    print(f"{len(usable)} fact{'' if len(usable) == 1 else 's'} of {usable.name}\n\n{describe_facts(usable)}")
     for reason, count in {**chosen.dropped, **dropped}.items():
         print(f"\nDropped: {count} ({reason})")
     if out is not None:

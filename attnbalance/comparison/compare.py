@@ -64,10 +64,10 @@ def compare(
     return results.close()
 
 
-def write_results(comparison: Comparison, folder: Path, *, title: str, command: str) -> None:
-    """Write a comparison into an existing folder, each file whole, with the report's title and origin."""
+def write_results(comparison: Comparison, folder: Path, *, title: str, command: str, about: str = "") -> None:
+    """Write a comparison into an existing folder, each file whole; for the rest see `write_report`."""
     write_numbers(comparison, folder)
-    write_report(comparison, folder / "report.html", title=title, command=command)
+    write_report(comparison, folder / "report.html", title=title, about=about, command=command)
 
 
 def write_numbers(comparison: Comparison, folder: Path) -> None:

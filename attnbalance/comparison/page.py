@@ -20,16 +20,22 @@ from attnbalance.statistics.bootstrap import MIN_CLUSTERS, RESAMPLES
 
 
 def write_report(
-    comparison: Comparison, path: Path, *, title: str = "Attention to the subject", command: str | None = None
+    comparison: Comparison,
+    path: Path,
+    *,
+    title: str = "Attention to the subject",
+    about: str = "",
+    command: str | None = None,
 ) -> None:
     """Write the report of a comparison as one HTML file, whole or not at all.
 
     The answer comes first (see `sentences.headline`), then what it rests on: for each reading its curves and
-    differences, accuracy by popularity, heads, attention rows of some prompts, and how all of it was made. `command`
-    is the command line that made it, if any. Text from facts, tokens and labels is escaped.
+    differences, accuracy by popularity, heads, attention rows of some prompts, and how all of it was made. `about`
+    says what the models are; `command` is the command line that made it, if any. Text from facts, tokens and labels is
+    escaped.
     """
     content = _answer(comparison) | accuracy(comparison) | _examples(comparison) | making(comparison)
-    write_text(path, render("comparison/page.html", content | {"title": title, "command": command}))
+    write_text(path, render("comparison/page.html", content | {"title": title, "about": about, "command": command}))
 
 
 def _answer(comparison: Comparison) -> dict[str, object]:

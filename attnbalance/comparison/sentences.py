@@ -22,10 +22,10 @@ from attnbalance.report.wording import (
 )
 
 LINKS = {
-    ("apart", "less"): ", and, as the theory predicts, ",
-    ("apart", "more"): ", but, against what the theory predicts, ",
+    ("apart", "less"): ", and ",
+    ("apart", "more"): ", but ",
     ("apart", "both"): ", while {title} goes both ways: ",
-    ("apart", "level"): ", but the lower attention that the theory predicts is not seen: ",
+    ("apart", "level"): ", but ",
     ("level", "less"): ", although ",
     ("level", "more"): ", although ",
     ("level", "both"): ", although ",
@@ -40,10 +40,8 @@ def headline(comparison: Comparison) -> str:
     The sentence is about the first reading. Accuracy is that on the most popular fifth of questions, or on all if
     popularity is not known or does not tell that fifth from the others. A difference over all questions that the fifth
     does not show, or in which the other model is ahead, is added. A difference is claimed only if its interval
-    excludes zero; one in accuracy only if the exact McNemar test also has p < 0.05 (see `PairedAccuracy.differs`). The
-    theory (Ghosal et al. 2024, Section 4) predicts that the less accurate model of a pair also attends less to the
-    subject; the sentence says whether it does, does not, or does the opposite. Without a pair it says where each model
-    attends most, and how accurate it is.
+    excludes zero; one in accuracy only if the exact McNemar test also has p < 0.05 (see `PairedAccuracy.differs`).
+    Without a pair it says where each model attends most, and how accurate it is.
     Brackets hold 95% intervals.
     """
     n = questions(len(comparison.prompts))

@@ -14,6 +14,7 @@ from attnbalance.errors import DataError
 from attnbalance.files.outputs import MARKER, as_folder, provenance, write_saved
 from attnbalance.files.seals import check_files, hash_files
 from attnbalance.files.work import close_work, finishing, is_finished
+from attnbalance.finetuning.bases import FILE as BASE_FILE
 from attnbalance.finetuning.checkpoints import copy_for_users, written
 from attnbalance.finetuning.curriculum import check_examples
 
@@ -137,6 +138,7 @@ def _finish(work: Path, out: Path, config: dict[str, object], log: Sequence[dict
     history = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
     with finishing(out, KIND, config, work) as folder:
         copy_for_users(done[max(done)], folder, link=True)
+        (folder / BASE_FILE).unlink(missing_ok=True)  # random weights are nobody's base
         record = {"kind": KIND, "config": config, "training_loss": history, **provenance()}
         write_saved(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})
 

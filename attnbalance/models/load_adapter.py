@@ -32,8 +32,11 @@ def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pat
         raise ModelError(
             f"model {path} is a file; name the folder that holds config.json and model.safetensors, or a .gguf file"
         )
-    if not folder.exists() and _looks_local(path):
-        raise ModelError(f"no model folder at {path}")
+    if not folder.exists() and (_looks_local(path) or (len(folder.parts) > 1 and folder.parent.is_dir())):
+        there = sorted(part.name for part in folder.parent.glob("*/")) if folder.parent.is_dir() else []
+        raise ModelError(
+            f"no model folder at {path}" + (f"; {folder.parent} holds {', '.join(there)}" if there else "")
+        )
     if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
         return path, adapter
     if adapter is not None:

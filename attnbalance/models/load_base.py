@@ -54,7 +54,8 @@ def load_base(
     except ModelError:
         raise
     except LOAD_ERRORS as error:
-        raise ModelError(f"cannot load model {path}: {brief(error)}") from error
+        absent = "" if Path(path).exists() else "there is no such folder here, and from the Hub: "
+        raise ModelError(f"cannot load model {path}: {absent}{brief(error)}") from error
     missing = sorted(report["missing_keys"])
     if missing or report["mismatched_keys"]:
         names = missing or sorted(str(key) for key in report["mismatched_keys"])

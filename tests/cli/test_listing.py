@@ -29,7 +29,7 @@ def test_facts_are_shown_joined_with_popularity_and_written_for_other_commands(o
     views.write_text("subject,popularity\nOslo,7\nBern,9\n")
     code, text = run_command("facts", own, "--popularity", views, "--skip-bad", "--out", out)
     assert code == 0, text
-    assert "1 facts of " in text
+    assert "1 fact of " in text
     assert "| country | 1 | 1 | Norway (100.0%) | 7 / 7 / 7 | What is the country of Oslo? | Oslo lies in |" in text
     assert f"Dropped: 1 (no popularity in {views})" in text
     assert "Dropped: 1 (questions do not hold their subject exactly once)" in text

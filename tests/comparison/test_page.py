@@ -280,6 +280,13 @@ def test_a_second_reading_has_its_own_curve_difference_table_and_heads(tmp_path)
     assert page.unclosed == []
 
 
+def test_what_the_models_are_is_said_where_it_is_known(tmp_path):
+    made = a_comparison(ATTENTION, CORRECT)
+    assert "top was <b>trained</b>." in _page(made, tmp_path, about="top was <b>trained</b>.").all_text
+    assert "<p></p>" not in (tmp_path / "report.html").read_text()
+    assert "was <b>" not in _page(made, tmp_path).all_text
+
+
 def test_a_reading_of_one_number_a_layer_has_no_head_map(tmp_path):
     made = a_comparison(ATTENTION, CORRECT)
     measured = tuple(

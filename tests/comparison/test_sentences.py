@@ -26,11 +26,11 @@ APART = {"top": MOST, "bottom": FEW}
 LEVEL = {"top": MOST, "bottom": MOST}
 
 
-def test_lower_accuracy_with_lower_attention_is_what_the_theory_predicts():
+def test_lower_accuracy_with_lower_attention_is_said_in_one_sentence():
     text = headline(a_comparison(LESS, APART))
     assert text.startswith("top answers 87.5% of the most popular fifth of questions right against bottom's 12.5% (")
     assert "(difference +75.0 points [+" in text
-    assert "exact McNemar p = 0.031, n = 8), and, as the theory predicts, bottom attends less to the subject" in text
+    assert "exact McNemar p = 0.031, n = 8), and bottom attends less to the subject" in text
     assert "layers: layer 2, 0.3" in text
     assert text.endswith("(40 questions in all).")
 
@@ -53,11 +53,9 @@ def test_the_order_of_the_pair_does_not_change_who_is_said_to_be_ahead():
     assert [part.split("[")[0] for part in before] == [part.split("[")[0] for part in after]
 
 
-def test_lower_accuracy_with_higher_attention_is_said_to_go_against_the_theory():
+def test_lower_accuracy_with_higher_attention_is_set_against_it():
     text = headline(a_comparison(MORE, APART))
-    assert (
-        ", but, against what the theory predicts, bottom attends more to the subject than top at 1 of 3 layers" in text
-    )
+    assert ", but bottom attends more to the subject than top at 1 of 3 layers" in text
     assert "layers: layer 2, 0.6" in text
 
 
@@ -70,12 +68,9 @@ def test_lower_accuracy_with_attention_both_ways_names_both_layers():
     assert ", but more at 1 of 3 layers: layer 1, 0.4" in text
 
 
-def test_lower_accuracy_without_a_difference_in_attention_says_that_the_prediction_is_not_seen():
+def test_lower_accuracy_without_a_difference_in_attention_says_so():
     text = headline(a_comparison(ALIKE, APART))
-    assert (
-        "but the lower attention that the theory predicts is not seen: subject attention does not differ measurably"
-        in text
-    )
+    assert ", but subject attention does not differ measurably" in text
 
 
 @pytest.mark.parametrize(

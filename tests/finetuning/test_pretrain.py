@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnbalance.errors import DataError, OutputError
 from attnbalance.files.outputs import MARKER, read_json, write_json
+from attnbalance.finetuning.bases import FILE
 from attnbalance.finetuning.pretrain import pretrain
 
 
@@ -30,6 +31,7 @@ def test_a_pretrained_folder_is_an_ordinary_checkpoint(base):
     assert [step for step, _ in marker["training_loss"]] == [2, 4, 6]
     assert not [p for p in base.rglob("*") if p.suffix in (".pt", ".pth", ".bin")]
     assert not list(base.parent.glob(".*"))
+    assert not (base / FILE).exists()  # else objectives would take it for a checkpoint of its random start
 
 
 def test_pretraining_starts_near_the_uniform_loss_and_learns(tmp_path):

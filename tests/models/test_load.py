@@ -59,11 +59,20 @@ def test_a_given_model_may_have_been_loaded_with_any_attention(implementation: s
     assert torch.equal(found, expected)
 
 
-def test_names_that_lead_nowhere_are_refused(tmp_path: Path, adapter: Path, checkpoint: Path) -> None:
+def test_names_that_lead_nowhere_are_refused(
+    tmp_path: Path, adapter: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "model.safetensors"
     file.write_text("x")
     with pytest.raises(ModelError, match=r"is a file; name the folder"):
         load_model(file)
+    (tmp_path / "runs" / "full").mkdir(parents=True)
+    with (
+        monkeypatch.context() as here,
+        pytest.raises(ModelError, match=r"no model folder at runs/ful; runs holds full$"),
+    ):
+        here.chdir(tmp_path)  # where runs/ful could also be a Hub id
+        load_model("runs/ful")
     with pytest.raises(ModelError, match=f"no model folder at {tmp_path}/absent"):
         load_model(tmp_path / "absent")
     with pytest.raises(ModelError, match="no adapter folder at"):
