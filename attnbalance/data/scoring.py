@@ -123,19 +123,32 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
 def naming(texts: Iterable[str], names: Sequence[str]) -> list[bool]:
     """Whether each text holds one of the names as whole words, spelled as `is_match` allows, but in any case.
 
+    Raises `DataError` for a name without a letter or digit.
+
     >>> naming(["In PARIS.", "Parisian"], ["Paris"])
     [True, False]
     """
     wanted = list(dict.fromkeys(map(_folded, names)))
-    return [any(name in text and _has_words(text, name) for name in wanted) for text in map(_folded, texts)]
+    if not all(wanted):
+        raise DataError(f"names must hold letters or digits, got {names[list(map(_folded, names)).index('')]!r}")
+    return [any(_names(name, text, ungrouped) for name in wanted) for text, ungrouped in map(_both_ways, texts)]
 
 
 def _folded(text: str) -> str:
     return _normalised(text, keep_case=False)
 
 
-def _has_words(text: str, words: str) -> bool:
-    return any(_ends_word(text, i) and _ends_word(text, i + len(words)) for i in _starts(text, words))
+def _both_ways(text: str) -> tuple[str, str]:
+    """A text as it is compared, and with numbers of grouped digits as one run."""
+    folded = _folded(text)
+    return folded, _ungrouped(folded)
+
+
+def _names(name: str, text: str, ungrouped: str) -> bool:
+    plain = _ungrouped(name)
+    return (name in text and _contains(text, name, False)) or (
+        plain in ungrouped and _contains(ungrouped, plain, False)
+    )
 
 
 def first_line(output: str) -> str:

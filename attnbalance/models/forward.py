@@ -219,10 +219,17 @@ def layer_list(base: PreTrainedModel) -> Iterable[Module]:
 
 @contextmanager
 def editing(base: PreTrainedModel, row_edit: Callable[[int, Tensor], Tensor]) -> Iterator[None]:
-    """The model with the last query's rows replaced by `row_edit`(layer, row); it must run our attention function."""
-    hook = base.register_forward_pre_hook(
-        lambda _, args, kwargs: (args, kwargs | {"row_edit": row_edit}), with_kwargs=True
-    )
+    """The model with the last query's rows replaced by `row_edit`(layer, row); it must run our attention function.
+
+    Inside another such context, the edit gets the rows that the outer one has edited.
+    """
+
+    def add(_: Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        outer = kwargs.get("row_edit")
+        both = row_edit if outer is None else lambda layer, row: row_edit(layer, outer(layer, row))
+        return args, kwargs | {"row_edit": both}
+
+    hook = base.register_forward_pre_hook(add, with_kwargs=True)
     try:
         yield
     finally:

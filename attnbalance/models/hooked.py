@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from weakref import WeakSet
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import Module
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from attnbalance.data.batches import PromptBatch, batches, check_lengths, pad
 from attnbalance.data.prompts import Prompt
@@ -172,6 +173,10 @@ class HookedModel:
             )
 
 
+READ: WeakSet[PreTrainedModel] = WeakSet()
+"""The transformers models that are read: an adapter put into one would change what is read."""
+
+
 def check_adapters(model: object, name: str) -> None:
     """Raise `ModelError` for an adapter that is more than a change of weights (see `unreadable`)."""
     for config in getattr(model, "peft_config", {}).values():
@@ -195,6 +200,7 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
         )
     register()
     learned = self_check(model, name)
+    READ.add(base)
     if learned.kernel == "eager":
         warnings.warn(
             f"{type(base).__name__} is outside transformers' attention interface: reading it through eager attention, "

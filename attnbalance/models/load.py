@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from types import NoneType
@@ -17,10 +18,9 @@ from attnbalance.errors import ModelError
 from attnbalance.models.config import load_config
 from attnbalance.models.fingerprint import hub_file
 from attnbalance.models.forward import base_of, position_limit
-from attnbalance.models.hooked import HookedModel, hook
+from attnbalance.models.hooked import READ, HookedModel, hook
 from attnbalance.models.load_adapter import check_adapter, load_adapter, split_adapter
 from attnbalance.models.load_base import LOAD_ERRORS, brief, dtype_of, load_base
-from attnbalance.models.rows import IMPLEMENTATION
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -66,7 +66,9 @@ def load_model(
                 _compare_tokenizers(tokenizer, str(adapter))
     else:
         base, loaded = name, model if dtype is None else _in_dtype(model, dtype_of(dtype))
-        if adapter is not None:
+        if adapter is None:
+            _check_bare(model, name)
+        else:
             _check_unused(model, name)
     if adapter is not None:
         loaded = load_adapter(loaded, str(adapter), base)
@@ -142,28 +144,48 @@ def _compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str) -> None:
 
 def _check_unused(model: Module, name: str) -> None:
     """Raise `ModelError` for a model object to which no adapter can be added without changing what else reads it."""
-    hooked = base_of(model).config._attn_implementation == IMPLEMENTATION
-    if hooked or hasattr(model, "peft_config"):
-        what = "has adapters" if hasattr(model, "peft_config") else "is already read"
+    remedy = "pass the path of the model"
+    if hasattr(model, "peft_config"):
+        what = "has adapters"
+    elif base_of(model) in READ:
+        what, remedy = "is already read", f"{remedy}, or a copy (copy.deepcopy)"
+    else:
+        return
+    raise ModelError(f"this {name} object {what}, and an adapter would be put into it in place; {remedy}")
+
+
+def _check_bare(model: Module, name: str) -> None:
+    """Raise `ModelError` for a transformers model into which peft has put adapters, passed without its PeftModel."""
+    injected = isinstance(model, PreTrainedModel) and hasattr(model, "peft_config")
+    if injected and not getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(
-            f"this {name} object {what}, and an adapter would be put into it in place; pass a copy (copy.deepcopy), or "
-            "the path of the model"
+            f"adapters were put into this {name} object: pass the PeftModel around it, unload() them, or pass the path "
+            "of the model"
         )
 
 
 def _in_dtype(model: Module, dtype: torch.dtype) -> Module:
-    """A model's weights in another dtype, with what they are stored with; computed buffers keep theirs.
+    """A model in another dtype, but for what `from_pretrained` leaves in float32.
 
-    The frequencies of rotary positions are such: in 16 bits they would turn far positions by wrong angles.
+    These are the frequencies of rotary positions, which in 16 bits would turn far positions by wrong angles, and the
+    weights that the family names, such as the biases of routers.
     """
-    kept = [
-        (module, name, module.get_buffer(name))
-        for module in model.modules()
-        for name in module._non_persistent_buffers_set
-    ]
+    base = base_of(model)
+    names = set(base._keep_in_fp32_modules_strict or ()) if dtype in (torch.float16, torch.bfloat16) else set[str]()
+    names |= set(base._keep_in_fp32_modules or ()) if dtype == torch.float16 else set()
+    kept = {
+        name: tensor.detach()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        if name.endswith("inv_freq") or any(re.search(part, name) for part in names)
+    }
     model.to(dtype=dtype)
-    for module, name, buffer in kept:
-        setattr(module, name, buffer.to(module.get_buffer(name).device))
+    for name, tensor in kept.items():
+        owner, _, leaf = name.rpartition(".")
+        part = model.get_submodule(owner)
+        if leaf in part._parameters:
+            part.get_parameter(leaf).data = tensor
+        else:
+            setattr(part, leaf, tensor)
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +20,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 LOAD_ERRORS = (Exception,)
 """What transformers, tokenizers and peft raise for files that they cannot load: for damaged ones, any kind."""
+
+WEIGHTS = ("weight", "bias", "sinks")
+"""How names of weights end; names of buffers that old checkpoints hold end otherwise, or in the name of a part."""
 
 LARGEST_WEIGHT = 1e18
 """Above this, squares in norms and products of weights overflow float32 (3.4e38)."""
@@ -107,13 +110,20 @@ def _check_folder(path: str) -> None:
 def _check_left_out(model: PreTrainedModel, names: Sequence[str], path: str) -> None:
     """Refuse weights in the file for which config.json has no place in the model; warn of parts beside the model.
 
-    No place: another layer like those there are, or a bias of a part that is there.
+    No place: another layer like those there are, a part of a layer, or a bias of a part that is there. Layers that
+    predict further tokens are beside the model, as the configuration counts them.
     """
+    config = model.config.get_text_config()
+    depth, further = getattr(config, "num_hidden_layers", 0), getattr(config, "num_nextn_predict_layers", None) or 0
     parts = dict(model.named_modules())
     layers = set(map(_any_layer, parts))
     for name in names:
-        part = name.rpartition(".")[0]
-        if hasattr(parts.get(part), "weight") or (part not in parts and _any_layer(part) in layers):
+        part, _, leaf = name.rpartition(".")
+        number = next((int(piece) for piece in name.split(".") if piece.isdigit()), -1)
+        if depth <= number < depth + further:
+            continue
+        within = part not in parts and leaf in WEIGHTS and re.search(r"\.\d+(\.|$)", _nearest(part, parts))
+        if hasattr(parts.get(part), "weight") or (part not in parts and _any_layer(part) in layers) or within:
             raise ModelError(
                 f"{path}: config.json leaves out {len(names)} weights that the files hold, such as {name}; put the "
                 "configuration right that these weights were saved with, or save the model anew"
@@ -122,6 +132,13 @@ def _check_left_out(model: PreTrainedModel, names: Sequence[str], path: str) -> 
         warnings.warn(
             f"{path}: {len(names)} weights are no part of this model and are not used, first {names[0]}", stacklevel=4
         )
+
+
+def _nearest(part: str, parts: Collection[str]) -> str:
+    """The innermost part around a part that is not there."""
+    while part and part not in parts:
+        part = part.rpartition(".")[0]
+    return part
 
 
 def _any_layer(part: str) -> str:

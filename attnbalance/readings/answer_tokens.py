@@ -135,13 +135,18 @@ def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizer
         own = {i: (*answers[i], end) for i in indices}
         starts = _starts({i: answers[i] for i in indices}, shared, tokenizer)
         position = dict[int, int]()
-        for start in sorted(set(starts.values())):  # answers are compared with those whose first token stands there too
+        for start in sorted({shared, *starts.values()}, reverse=True):  # with those whose first token stands there too
+            if start not in starts.values():
+                continue
             alike = indices if start == shared else [i for i in indices if starts[i] == start]
             firsts: list[int] = [own[i][start] for i in alike]  # pyright: ignore[reportAssignmentType]
             numbers = [position.setdefault(token, len(position)) for token in firsts]
             compared = _others([prompts[i].fact for i in alike], numbers)
             for i, number, (wrong, untold) in zip(alike, numbers, compared, strict=True):
                 if starts[i] != start:
+                    continue
+                if not wrong and start != shared:  # no rival among these, but there may be one among all
+                    starts[i] = shared
                     continue
                 answer[i], others[i] = number, wrong
                 ambiguous += bool(untold) or len(alike) < len(indices)

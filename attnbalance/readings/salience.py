@@ -163,11 +163,9 @@ def read_readout_ranks(
         scores = scores - scores.mean(dim=0)
         accepted = [set(answer_tokens.prompts[i].fact.folded_answers) for i in indices]
         for row, i in enumerate(indices):
-            strangers = [
-                k
-                for k, j in enumerate(indices)
-                if answer_tokens.answer[j] in answer_tokens.others[i] and accepted[k].isdisjoint(accepted[row])
-            ]
+            apart = [k for k, other in enumerate(accepted) if other.isdisjoint(accepted[row])]
+            rivals = [k for k in apart if answer_tokens.answer[indices[k]] in answer_tokens.others[i]]
+            strangers = rivals or apart  # the rival may be a bare space, with which several answers begin
             if not strangers:
                 raise DataError(
                     f"no prompt of relation {relation!r} has another answer than {answer_tokens.prompts[i].text!r}; "

@@ -55,6 +55,12 @@ def test_rows_that_name_one_of_some_names_are_left_out() -> None:
         (Instruction("Where?", "In Co\u0302te d\u2019Ivoire."), Instruction("Wo?", "In der STRASSE"))
     )
     assert [len(spelled.not_naming([name])) for name in ("C\u00f4te d'Ivoire", "Straße")] == [1, 1]
+    number = InstructionSet((Instruction("How many?", "There were 1,234 men."), Instruction("Pi?", "3.14")))
+    assert [row.output for row in number.not_naming(["1234"]).rows] == ["3.14"]
+    with pytest.warns(UserWarning, match="no instruction names"):
+        assert len(number.not_naming(["14"])) == 2
+    with pytest.raises(DataError, match="names must hold letters or digits, got '\u2122'"):
+        number.not_naming(["1234", "\u2122"])
     marked = InstructionSet((Instruction("Say it.", "हिन्दी"), Instruction("New", "York")))
     with pytest.warns(UserWarning, match="no instruction names any of 2 names"):
         assert len(marked.not_naming(["हिन", "New York"])) == 2  # a mark goes on with a word; two texts

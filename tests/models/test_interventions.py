@@ -309,6 +309,16 @@ def test_rows_of_a_deeper_source_are_taken_only_by_layers_that_are_named() -> No
     assert generate(model, tiny_prompts(), **asked, edit=patch_rows(source, {1: None}))
 
 
+def test_an_edit_within_an_edit_gets_what_the_outer_one_made() -> None:
+    model = hooked("llama")
+    with edited(model, boost_attention(50.0)(BATCH)):
+        both = logits_of(model, boost_attention(2.0))
+    once = logits_of(model, boost_attention(100.0))
+    # a boost by 50 and then by 2 is one by 100 in each row: w r, over its sum with the rest
+    torch.testing.assert_close(both, once, atol=TOLERANCE, rtol=1e-4)
+    assert not torch.allclose(both, logits_of(model, boost_attention(2.0)), atol=0.1)
+
+
 def test_rows_of_a_source_with_another_tokenizer_are_refused() -> None:
     model, asked = hooked("llama"), {"max_new_tokens": 1, "batch_size": 9}
     for kind, refused in (("bos", True), ("no_pad", False)):  # one begins texts otherwise, one only lacks a pad token

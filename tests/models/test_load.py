@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tiny import FACTS, GPT2, SIZES, tiny_model, tiny_prompts, tiny_tokenizer
+from tiny import FACTS, GPT2, SIZES, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import load_model, read_attention
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
@@ -233,6 +233,41 @@ def test_an_adapter_is_not_put_into_an_object_that_is_read_already(adapter: Path
         with pytest.raises(ModelError, match=f"object {what}, and an adapter would be put into it in place"):
             load_model(used, tokenizer=tiny_tokenizer(), adapter=adapter)
     assert torch.equal(read_attention(plain, tiny_prompts()).values, rows)
+    assert load_model(copy.deepcopy(plain.model), tokenizer=tiny_tokenizer(), adapter=adapter)
+    with pytest.raises(ModelError, match="adapters were put into this LlamaForCausalLM object: pass the PeftModel"):
+        load_model(first.model.get_base_model(), tokenizer=tiny_tokenizer())
+
+
+@pytest.mark.filterwarnings("ignore:.*is outside")
+def test_an_object_read_through_eager_attention_is_not_changed_either(tmp_path: Path) -> None:
+    tiny_lora(tiny_model("bloom"), ["query_key_value"]).save_pretrained(tmp_path)
+    model = load_model(tiny_model("bloom"), tokenizer=tiny_tokenizer()).model
+    with pytest.raises(ModelError, match="is already read, and an adapter"):
+        load_model(model, tokenizer=tiny_tokenizer(), adapter=tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_routers_bias_stays_in_float32_where_from_pretrained_leaves_it(dtype: str, tmp_path: Path) -> None:
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "v_head_dim": 8}
+    latent = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    sizes = SIZES | latent | {"moe_intermediate_size": 16, "first_k_dense_replace": 0, "num_key_value_heads": 4}
+    config = transformers.DeepseekV3Config(**sizes | experts)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    folder = load_model(tmp_path, dtype=dtype).model
+    given = load_model(model, tokenizer=tiny_tokenizer(), dtype=dtype).model
+    dtypes = [{name: value.dtype for name, value in each.state_dict().items()} for each in (given, folder)]
+    assert dtypes[0] == dtypes[1]
+    assert torch.float32 in dtypes[0].values()
+
+
+@pytest.mark.filterwarnings("ignore:.*is outside")
+def test_buffers_that_are_no_frequencies_take_the_dtype() -> None:
+    config = transformers.OpenAIGPTConfig(vocab_size=420, n_embd=32, n_layer=2, n_head=4, n_positions=96)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    load_model(model, tokenizer=tiny_tokenizer(), dtype="bfloat16")
+    assert {buffer.dtype for buffer in model.buffers() if buffer.is_floating_point()} == {torch.bfloat16}
 
 
 def test_an_object_in_another_dtype_is_the_folder_in_that_dtype(checkpoint: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny import tiny_config, tiny_model, tiny_tokenizer
+from tiny import SIZES, tiny_config, tiny_model, tiny_tokenizer
 
 from attnbalance import load_model
 from attnbalance.errors import ModelError
@@ -157,6 +157,25 @@ def test_weights_that_the_configuration_leaves_out_are_refused(changes: dict, le
     left_out = left_out.replace("9 weights", f"{weights} weights")
     with pytest.raises(ModelError, match=f"config.json leaves out {left_out}"):
         load_base(str(tmp_path))
+
+
+def test_norms_that_the_configuration_leaves_out_are_refused(tmp_path: Path) -> None:
+    config = transformers.StableLmConfig(**SIZES, qk_layernorm=True, bos_token_id=None, eos_token_id=None)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    _edit_config(qk_layernorm=False)(tmp_path)
+    with pytest.raises(ModelError, match=r"config.json leaves out .* such as model.layers.0.self_attn.k_layernorm"):
+        load_base(str(tmp_path))
+
+
+def test_layers_that_predict_further_tokens_are_beside_the_model(llama_folder: Path) -> None:
+    weights = load_file(llama_folder / "model.safetensors")
+    weights |= {name.replace(".1.", ".2."): weights[name].clone() for name in weights if ".layers.1." in name}
+    save_file(weights, llama_folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match="config.json leaves out 9 weights"):
+        load_base(str(llama_folder))
+    _edit_config(num_nextn_predict_layers=1)(llama_folder)
+    with pytest.warns(UserWarning, match="9 weights are no part of this model"):
+        load_base(str(llama_folder))
 
 
 def test_weights_beside_the_model_are_warned_of(llama_folder: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import tiny_prompts, tiny_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from attnbalance import Fact, Prompt
 from attnbalance.data.prompts import make_prompts
@@ -195,6 +196,17 @@ def test_answers_that_begin_with_a_bare_space_are_compared_with_each_other_behin
         rivals |= set() if behind[i] else {space}  # with which all others begin
         assert {candidates[k] for k in answer_tokens.others[i]} == rivals - {answer_tokens.tokens[i]}
     assert answer_tokens.ambiguous == sum(behind)
+
+
+def test_an_answer_whose_only_rivals_begin_otherwise_is_compared_with_all(stories: Path) -> None:
+    """7 and 3 begin with a bare space; Ann accepts both, so her rivals are the others."""
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    answers = {"Tim": ("the",), "Sam": ("she",), "Ann": ("7", "3"), "Bob": ("3",)}
+    facts = [Fact(subject, "r", accepted) for subject, accepted in answers.items()]
+    made = make_answer_tokens(make_prompts(facts), tokenizer)
+    shown = [tokenizer.convert_ids_to_tokens([made.candidates["r"][k] for k in others]) for others in made.others]
+    assert tokenizer.convert_ids_to_tokens(list(made.tokens))[2] == "▁"
+    assert sorted(shown[2]) == sorted(shown[3]) == ["▁she", "▁the"]
 
 
 def test_a_name_in_another_unicode_form_is_no_rival_of_itself() -> None:

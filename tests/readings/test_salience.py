@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,3 +288,14 @@ def test_stored_answers_rank_the_summed_values_of_all_heads_whatever_the_batch_s
 def test_an_unknown_place_to_read_a_subject_at_is_named(answer_tokens: AnswerTokens, read: Callable) -> None:
     with pytest.raises(DataError, match="embedding or extended, got 'middle'"):
         read(opened(tiny_model("llama"), answer_tokens), answer_tokens, at="middle")
+
+
+def test_the_one_answer_without_a_bare_space_has_a_control_too(stories: Path) -> None:
+    """Its rival is the bare space, which is no prompt's answer: the control is at any subject of another answer."""
+    model = load_model(stories)
+    answers = {"Tim": "the", "Ann": "1945", "Bob": "2003", "Lily": "1987", "Sam": "2011", "Max": "1950"}
+    prompts = make_prompts([Fact(subject, "born", (year,)) for subject, year in answers.items()])
+    ranks = read_readout_ranks(bridge_of(model), make_answer_tokens(prompts, model.tokenizer))
+    assert ranks.candidates[0] == 2
+    assert (ranks.control >= 1).all()
+    assert (ranks.control <= ranks.candidates).all()

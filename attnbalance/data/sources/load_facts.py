@@ -62,7 +62,10 @@ def load_facts(
     text = str(source)
     name, colon, path = text.partition(":")
     if name == SWAPPED and colon:
-        return make_conflicts(load_facts(path, relations, limit, seed, popularity), seed)
+        conflicts = make_conflicts(load_facts(path, relations, limit, seed, popularity), seed)
+        if not len(conflicts):
+            raise DataError(f"no conflicts left in {text} after dropping {dict(conflicts.dropped)}")
+        return conflicts
     if name not in SOURCES and re.fullmatch(r"[\w-]+", name) and not Path(text).exists():
         raise DataError(f"unknown source {name!r}; sources are {source_names()}")
     if name in SOURCES and colon and not path:
