@@ -63,7 +63,7 @@ def check_loss(trainer: Trainer, objective: Objective) -> None:
     """Raise `ModelError` for settings of the loss, and adapters, that an objective other than `ce` would not follow."""
     if objective.plain:
         return
-    _check_adapters(trainer.model, objective)
+    _check_adapters(trainer.model, objective)  # pyright: ignore[reportArgumentType]
     ignored = own_loss(trainer)
     if trainer.args.world_size > 1 and not trainer.args.average_tokens_across_devices:
         ignored += ["average_tokens_across_devices=False"]
