@@ -43,6 +43,8 @@ class Page(HTMLParser):
             self.tables[self.table].append([])
         if tag in ("td", "th"):
             self.tables[self.table][-1].append("")
+        if tag == "br" and any(name in ("td", "th") for name, _ in self.open):
+            self.tables[self.table][-1][-1] += " "  # a new line
 
     def handle_startendtag(self, tag, attrs):
         """Note a tag without content."""
