@@ -14,7 +14,6 @@ from attnbalance.errors import DataError
 from attnbalance.files.outputs import MARKER, as_folder, provenance, write_saved
 from attnbalance.files.seals import check_files, hash_files
 from attnbalance.files.work import close_work, finishing, is_finished
-from attnbalance.finetuning.bases import FILE as BASE_FILE
 from attnbalance.finetuning.checkpoints import copy_for_users, written
 from attnbalance.finetuning.curriculum import check_examples
 
@@ -134,6 +133,8 @@ def _pretrain(
 def _finish(work: Path, out: Path, config: dict[str, object], log: Sequence[dict[str, float]]) -> None:
     if is_finished(out, KIND, config):  # by the main process
         return
+    from attnbalance.finetuning.bases import FILE as BASE_FILE
+
     done = written(work)
     history = [[entry["step"], entry["loss"]] for entry in log if "loss" in entry]
     with finishing(out, KIND, config, work) as folder:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,20 +71,21 @@ def test_the_maximum_of_the_mean_over_heads_is_said_in_words() -> None:
     )
 
 
-def test_the_shortcuts_that_a_run_recorded_are_used(llama_folder: Path, tmp_path: Path) -> None:
-    specs, prompts = [ModelSpec("a", str(llama_folder))], make_prompts(GOOD)
-    settings = replace(SETTINGS, scoring="containment")  # a random model says no words
-    (plain,) = measure_all(specs, prompts, settings, tmp_path / "plain")
+def test_the_shortcuts_that_a_run_recorded_are_used(stories: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for file in stories.iterdir():
+        shutil.copyfile(file, folder / file.name)
+    specs, prompts = [ModelSpec("a", str(folder))], make_prompts(GOOD)
+    (plain,) = measure_all(specs, prompts, SETTINGS, tmp_path / "plain")
     assert plain.recall
-    said = next(text for text in plain.recall.outputs if text.strip())
+    words = [re.findall("[a-z]+", text.split("\n")[0].lower()) for text in plain.recall.outputs]
+    said = next(word for line in words for word in line if len(word) > 3)
     shortcuts = {relation: [said] for relation in GOOD.relations}
-    write_json(llama_folder / "attnbalance.json", {"kind": "finetune", "shortcuts": shortcuts})
-    (run,) = measure_all(specs, prompts, settings, tmp_path / "run")
+    write_json(folder / "attnbalance.json", {"kind": "finetune", "shortcuts": shortcuts})
+    (run,) = measure_all(specs, prompts, SETTINGS, tmp_path / "run")
     assert run.recall
-    expected = [
-        not ok and said.lower().strip() in text.lower()
-        for ok, text in zip(run.recall.correct, run.recall.outputs, strict=True)
-    ]
+    expected = [not ok and said in line for ok, line in zip(run.recall.correct, words, strict=True)]
     assert list(run.recall.shortcut) == expected
     assert any(expected)
     assert run.source["shortcuts_from"] == "the training facts of a"

@@ -80,7 +80,7 @@ def test_the_factor_one_leaves_each_tensor_and_each_file_beside_them_as_it_was(l
     before, after = load_file(run / "adapter_model.safetensors"), load_file(scaled / "adapter_model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    same = {"adapter_config.json", "README.md", *(path.name for path in run.glob("tokenizer*"))}
+    same = {"adapter_config.json", "README.md", "objective_base.json", *(path.name for path in run.glob("tokenizer*"))}
     assert {path.name for path in scaled.iterdir()} == same | {"adapter_model.safetensors", "attnbalance.json"}
     assert all((run / name).read_bytes() == (scaled / name).read_bytes() for name in same)
 
