@@ -1,7 +1,8 @@
 """What reading one attention row costs, beside SDPA alone and beside eager attention with whole maps.
 
 Claim: a row costs little time next to the model's own kernel, and memory that grows with the prompt's length, where
-whole maps grow with its square. Times are medians over interleaved rounds of one process; ratios are to SDPA alone.
+whole maps grow with its square. "read" ends at the last layer's row, as readings do; "row" also gives the logits, as
+training needs them. Times are medians over interleaved rounds of one process; ratios are to SDPA alone.
 Memory is what a forward pass keeps for the caller: counted from shapes, and for eager attention checked on the tensors.
 
     python benchmarks/rows.py [--rounds 15]
@@ -18,7 +19,12 @@ from collections.abc import Callable
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from attnbalance.data.batches import pad
+from attnbalance.data.facts import Fact
+from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import Encoding
 from attnbalance.files.outputs import provenance
+from attnbalance.models.forward import inputs_of, rows_alone
 from attnbalance.models.rows import IMPLEMENTATION, register
 
 PROMPTS, LENGTHS = 8, (32, 128, 512)
@@ -27,24 +33,31 @@ SHAPE |= {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embe
 
 
 def passes(model: PreTrainedModel, length: int) -> dict[str, Callable[[], torch.Tensor | None]]:
-    """The three kinds of forward pass on one left-padded batch, each giving what it keeps of attention."""
-    ids = torch.randint(SHAPE["vocab_size"], (PROMPTS, length))
-    mask = torch.ones_like(ids)
-    mask[: PROMPTS // 2, : length // 4] = 0
-    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    inputs |= {"use_cache": False, "logits_to_keep": 1}
-    last = torch.full((PROMPTS,), length - 1)
+    """The kinds of forward pass on one left-padded batch, each giving what it keeps of attention."""
+    lengths = [length - length // 4] * (PROMPTS // 2) + [length] * (PROMPTS // 2)
+    batch = pad([encoding(tuple(torch.randint(SHAPE["vocab_size"], (n,)).tolist())) for n in lengths])
+    inputs, layers = inputs_of(model, batch, 1), range(SHAPE["num_hidden_layers"])
 
     def run(implementation: str, **extra: object) -> torch.Tensor | None:
         model.set_attn_implementation(implementation)
         found = model(**inputs, **extra).attentions
         return torch.stack(found, 1) if found else None
 
+    def read() -> torch.Tensor:
+        model.set_attn_implementation(IMPLEMENTATION)
+        return rows_alone(model, batch, layers)
+
     return {
         "sdpa": lambda: run("sdpa"),
-        "row": lambda: run(IMPLEMENTATION, output_attentions=True, query_index=last),
+        "read": read,
+        "row": lambda: run(IMPLEMENTATION, output_attentions=True, query_index=batch.query_index),
         "eager": lambda: run("eager", output_attentions=True),
     }
+
+
+def encoding(ids: tuple[int, ...]) -> Encoding:
+    """A prompt of these tokens."""
+    return Encoding(Prompt("random tokens", {}, "0", Fact("s", "r", ("a",))), ids, ("",) * len(ids), {})
 
 
 def main() -> None:
