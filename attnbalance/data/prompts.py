@@ -17,7 +17,7 @@ CharSpan = tuple[int, int]
 """Characters [start, end) of a text."""
 
 ASKED = ("question", "subject_start", "statement")
-"""How a fact is asked for: its prompt's text says it."""
+"""Fields of a fact that say how to ask for it. prompts.jsonl leaves them out, since it holds the prompt's text."""
 
 FIELDS = ("question", "subject", "relation", "context")
 

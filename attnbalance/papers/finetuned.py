@@ -23,7 +23,7 @@ from attnbalance.models.load import load_model
 from attnbalance.papers.figure import CellResult, Condition
 from attnbalance.papers.sources import model_of
 from attnbalance.readings.attention import read_subject_attention
-from attnbalance.readings.recall import NEW_TOKENS, Recall, recall, score
+from attnbalance.readings.recall import Recall, recall, score
 
 UNTRAINED = ("zero-shot", "few-shot", "constant answer")
 """Baselines: the untrained model, asked by the question alone or after four answered ones; and the validation facts'
@@ -72,7 +72,7 @@ def ask_untrained(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
 
 
 def ask(
-    model: HookedModel, prompts: Sequence[Prompt], shortcuts: Mapping[str, Sequence[str]], new_tokens: int = NEW_TOKENS
+    model: HookedModel, prompts: Sequence[Prompt], shortcuts: Mapping[str, Sequence[str]], new_tokens: int
 ) -> dict[str, Any]:
     """A model's outputs and their scores, the facts' popularity, and the mean subject attention of each layer."""
     with warnings.catch_warnings():  # papers that fix the number of tokens cut long aliases off
@@ -92,9 +92,9 @@ def _scores(answers: Recall) -> dict[str, Any]:
     }
 
 
-def accuracy(values: Mapping[str, Any], scoring: str = CONTAINMENT) -> float:
-    """The share of right answers."""
-    return float(np.mean(values["right"][scoring]))
+def accuracy(values: Mapping[str, Any]) -> float:
+    """The share of right answers, by containment."""
+    return float(np.mean(values["right"][CONTAINMENT]))
 
 
 def guess_rate(values: Mapping[str, Any]) -> float:
@@ -102,12 +102,13 @@ def guess_rate(values: Mapping[str, Any]) -> float:
     return float(np.mean([given for given in values["shortcut"] if given is not None]))
 
 
-def accuracy_of_top(values: Mapping[str, Any], percent: float, scoring: str = CONTAINMENT) -> float:
+def accuracy_of_top(values: Mapping[str, Any], percent: float) -> float:
     """Accuracy on the most popular `percent` of the tested facts, rounded up to whole facts.
 
     Of facts that are as popular as the last one, all count alike: this is the mean over all orders of ties.
     """
-    right, popularity = (np.asarray(column, dtype=float) for column in (values["right"][scoring], values["popularity"]))
+    columns = values["right"][CONTAINMENT], values["popularity"]
+    right, popularity = (np.asarray(column, dtype=float) for column in columns)
     size = -int(-len(right) * percent // 100)
     last = np.sort(popularity)[::-1][size - 1]
     above, tied = right[popularity > last], right[popularity == last]
@@ -143,14 +144,14 @@ def untrained(results: Sequence[CellResult], split: str, name: str) -> list[Mapp
 
 
 def model_condition(results: Sequence[CellResult], split: str, says: str, least: float, most: float) -> Condition:
-    """Whether the model is a base model, not one of chats, with `least` to `most` parameters.
+    """Whether the model is a base model, not a chat model, with `least` to `most` parameters.
 
     says: such a model, in words.
     split: what the cells of the untrained model have for a split.
     """
     cell = next(result for result in results if result.settings["split"] == split)
     count, chat = cell.values["parameters"], cell.values["chat"]
-    kind = "a model of chats" if chat else "a base model"
+    kind = "a chat model" if chat else "a base model"
     measured = f"{Path(cell.settings['model']).name}, {kind} of {count / 1e9:.2g} billion parameters"
     return Condition(says, measured, not chat and least <= count <= most)
 
@@ -161,12 +162,12 @@ def grid_condition(results: Sequence[CellResult], says: str) -> Condition:
     return Condition(says, f"the {scale} scale", scale == "paper")
 
 
-def without_answers(split: Split, forms: Mapping[str, Sequence[str]], scoring: str = CONTAINMENT) -> Split:
+def without_answers(split: Split, forms: Mapping[str, Sequence[str]]) -> Split:
     """The split without the held-out facts for which one of a relation's `forms` would count as right.
 
     "ca" is accepted for Canada, and by containment "United States of America" holds it.
     """
     kept = split.heldout.where(
-        lambda fact: not any(is_match(form, fact.answers, scoring) for form in forms.get(fact.relation, ()))
+        lambda fact: not any(is_match(form, fact.answers, CONTAINMENT) for form in forms[fact.relation])
     )
     return replace(split, heldout=kept, left_out=split.left_out + len(split.heldout) - len(kept))

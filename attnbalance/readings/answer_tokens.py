@@ -121,39 +121,25 @@ def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizer
     and for prompts that merge with their answer.
     """
     prompts = PromptSet.of(prompts, tokenizer)
-    encodings, answers = list(prompts.encodings), prompts.answers.ids
-    end = tokenizer.eos_token_id
+    encodings, answers, bad = list(prompts.encodings), prompts.answers.ids, list[tuple[int, str]]()
     candidates, answer, ambiguous = dict[str, tuple[int, ...]](), [0] * len(prompts), 0
     others: list[tuple[int, ...]] = [()] * len(prompts)
-    bad: list[tuple[int, str]] = []
     for relation, indices in _by_relation(prompts).items():
         shared = _shared_length([answers[i] for i in indices])
-        inseparable = _inseparable(prompts, answers, indices, shared, end)
+        inseparable = _inseparable(prompts, answers, indices, shared, tokenizer.eos_token_id)
         if shared is None or inseparable:
             bad += inseparable
             continue
-        own = {i: (*answers[i], end) for i in indices}
-        starts = _starts({i: answers[i] for i in indices}, shared, tokenizer)
-        position = dict[int, int]()
-        for start in sorted({shared, *starts.values()}, reverse=True):  # with those whose first token stands there too
-            if start not in starts.values():
-                continue
-            alike = indices if start == shared else [i for i in indices if starts[i] == start]
-            firsts: list[int] = [own[i][start] for i in alike]  # pyright: ignore[reportAssignmentType]
-            numbers = [position.setdefault(token, len(position)) for token in firsts]
-            compared = _others([prompts[i].fact for i in alike], numbers)
-            for i, number, (wrong, untold) in zip(alike, numbers, compared, strict=True):
-                if starts[i] != start:
-                    continue
-                if not wrong and start != shared:  # no rival among these, but there may be one among all
-                    starts[i] = shared
-                    continue
-                answer[i], others[i] = number, wrong
-                ambiguous += bool(untold) or len(alike) < len(indices)
-                encodings[i] = _appended(encodings[i], answers[i][:start], tokenizer)
-                if not wrong:
-                    how = "begins like one that is accepted" if untold else "is accepted"
-                    bad.append((i, f"every answer of relation {relation!r} {how} for {prompts[i].fact.subject!r}"))
+        compared = sorted(_compared(prompts, indices, shared, tokenizer))
+        position = {token: k for k, token in enumerate(dict.fromkeys(token for _, _, token, _, _ in compared))}
+        for i, start, token, wrong, untold in compared:
+            answer[i] = position[token]
+            others[i] = tuple(sorted(position.setdefault(other, len(position)) for other in wrong))
+            ambiguous += untold
+            encodings[i] = _appended(encodings[i], answers[i][:start], tokenizer)
+            if not wrong:
+                how = "begins like one that is accepted" if untold else "is accepted"
+                bad.append((i, f"every answer of relation {relation!r} {how} for {prompts[i].fact.subject!r}"))
         candidates[relation] = tuple(position)
     if bad:
         raise BadRowsError(
@@ -223,6 +209,27 @@ def _shared_length(answers: Sequence[tuple[int, ...]]) -> int | None:
         return None
     shortest = min(map(len, answers))
     return next((k for k in range(shortest) if len({answer[k] for answer in answers}) > 1), shortest)
+
+
+def _compared(
+    prompts: PromptSet, indices: Sequence[int], shared: int, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[tuple[int, int, int, tuple[int, ...], bool]]:
+    """How each answer of a relation is compared: prompt, index of its token, the token, the rivals' tokens, ambiguity.
+
+    Answers are compared with those whose first visible token stands at the same index, or with all at the index
+    `shared` where none of those is a rival. The last is whether a wrong answer is left out.
+    """
+    end, answers = tokenizer.eos_token_id, prompts.answers.ids
+    starts = _starts({i: answers[i] for i in indices}, shared, tokenizer)
+    for start in sorted({shared, *starts.values()}, reverse=True):
+        alike = indices if start == shared else [i for i in indices if starts[i] == start]
+        tokens: list[int] = [(*answers[i], end)[start] for i in alike]  # pyright: ignore[reportAssignmentType]
+        rivals = _others([prompts[i].fact for i in alike], tokens)
+        for i, token, (wrong, untold) in zip(alike, tokens, rivals, strict=True):
+            if starts[i] == start and not wrong and start != shared:
+                starts[i] = shared
+            elif starts[i] == start:
+                yield i, start, token, wrong, bool(untold) or len(alike) < len(indices)
 
 
 def _visible(answer: tuple[int, ...], start: int, tokenizer: PreTrainedTokenizerBase) -> int:

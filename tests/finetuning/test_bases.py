@@ -69,14 +69,14 @@ def test_a_checkpoint_of_training_without_a_base_is_no_silent_base_either(tmp_pa
         made(tmp_path / "next", model)
 
 
-def test_adapters_that_are_merged_for_a_while_are_refused_and_left_merged(tmp_path):
+def test_adapters_that_are_temporarily_merged_are_refused_and_left_merged(tmp_path):
     model = get_peft_model(tiny_model("llama"), LoraConfig(target_modules=["v_proj"], init_lora_weights=False))
     model.add_adapter("new", LoraConfig(target_modules=["q_proj"]))
     model.set_adapter("new")
     model.merge_adapter(adapter_names=["default"])
     ids = torch.tensor([[5, 6, 7]])
     before = model.eval()(input_ids=ids).logits.detach()
-    with pytest.raises(ModelError, match=r"adapters are merged into it for a while; make them part of it"):
+    with pytest.raises(ModelError, match=r"adapters are temporarily merged into it; make them part of it"):
         made(tmp_path, model)
     assert torch.equal(model.eval()(input_ids=ids).logits, before)
 

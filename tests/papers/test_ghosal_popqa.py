@@ -208,7 +208,7 @@ def test_claims_are_the_differences_worked_out_by_hand() -> None:
     assert guesses.values == pytest.approx((0.75 - 0.2,) * 2)
     assert better.scored  # a base model of 7 billion parameters, over Table 4
     for made, unmet in (
-        (hand_made(chat=True), "m, a model of chats of 7 billion parameters"),
+        (hand_made(chat=True), "m, a chat model of 7 billion parameters"),
         (hand_made("small"), "the small scale"),
     ):
         assert [condition.measured for condition in TABLE_2.claims(made)[0].unmet] == [unmet]

@@ -49,6 +49,11 @@ def load_own(path: str | Path) -> FactSet:
     return FactSet(merged.facts, str(path), dropped)
 
 
+def _blank(cell: object) -> bool:
+    """Whether a cell says nothing: absent, empty or white space."""
+    return cell is None or not str(cell).strip()
+
+
 def _fact(row: Record, where: str) -> Fact:
     question, start, statement = (row.get(name) for name in ("question", "subject_start", "statement"))
     try:
@@ -57,9 +62,9 @@ def _fact(row: Record, where: str) -> Fact:
             relation=text_of(row["relation"], "relation").strip(),
             answers=answers_of(row["answers"]),
             popularity=popularity_of(row.get("popularity")),
-            question=None if question is None or not str(question).strip() else text_of(question, "question"),
+            question=None if _blank(question) else text_of(question, "question"),
             subject_start=None if start in (None, "") else _start(start),
-            statement=None if statement in (None, "") else text_of(statement, "statement").strip(),
+            statement=None if _blank(statement) else text_of(statement, "statement").strip(),
         )
     except DataError as error:
         raise DataError(f"{where}: {error}") from error

@@ -53,7 +53,7 @@ def check_start(model: nn.Module, text: str) -> None:
     """
     if any(getattr(module, "merged_adapters", None) for module in model.modules()):
         raise ModelError(
-            f"objective {text!r} compares with the base model, but adapters are merged into it for a while; make them "
+            f"objective {text!r} compares with the base model, but adapters are temporarily merged into it; make them "
             "part of it with merge_and_unload() before others are added, or take them out with unmerge_adapter()"
         )
     for config in getattr(model, "peft_config", {}).values():

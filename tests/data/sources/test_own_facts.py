@@ -123,3 +123,11 @@ def test_rows_of_one_question_are_merged_and_counted(tmp_path: Path) -> None:
 def test_a_bad_row_is_refused_with_its_number_and_the_value(change: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         load_own(written(tmp_path, GOOD, GOOD | change))
+
+
+def test_a_blank_cell_is_no_statement_and_no_question(tmp_path):
+    path = tmp_path / "facts.csv"
+    path.write_text(
+        "subject,relation,answers,question,statement\nAnn,born,Rome, ,  \nBob,born,Oslo,,{subject} is from\n"
+    )
+    assert [(fact.question, fact.statement) for fact in load_facts(path)] == [(None, None), (None, "{subject} is from")]
