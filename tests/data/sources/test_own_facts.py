@@ -130,4 +130,4 @@ def test_a_blank_cell_is_no_statement_and_no_question(tmp_path):
     path.write_text(
         "subject,relation,answers,question,statement\nAnn,born,Rome, ,  \nBob,born,Oslo,,{subject} is from\n"
     )
-    assert [(fact.question, fact.statement) for fact in load_facts(path)] == [(None, None), (None, "{subject} is from")]
+    assert [(fact.question, fact.statement) for fact in load_own(path)] == [(None, None), (None, "{subject} is from")]
