@@ -42,20 +42,25 @@ class Population:
 
 
 def simulated(
-    name: str, values: Callable[[Array], Array], mean: float, shared: float = 0.0, prompts: int = 1
+    name: str, values: Callable[[Array], Array], mean: float, shared: float = 0.0, prompts: int = 1, third: bool = False
 ) -> Population:
     """Layers of one distribution, `values` of normal scores; `shared` is the correlation of two layers' scores.
 
-    Of `prompts` a subject on average (geometric), two share half of their scores' variance.
+    Of `prompts` a subject on average (geometric), two share half of their scores' variance. With `third`, the first
+    subject has a third of all prompts, all of one value.
     """
 
     def draw(subjects: int, rng: np.random.Generator) -> tuple[Array, list[str]]:
-        of = np.repeat(np.arange(subjects), rng.geometric(1 / prompts, subjects))
+        counts = rng.geometric(1 / prompts, subjects)
+        if third:
+            counts[0] = counts[1:].sum() // 2
+        of = np.repeat(np.arange(subjects), counts)
 
         def scores(n: int) -> Array:
             return np.sqrt(1 - shared) * rng.normal(size=(n, LAYERS)) + np.sqrt(shared) * rng.normal(size=(n, 1))
 
-        z = scores(len(of)) if prompts == 1 else (scores(len(of)) + scores(subjects)[of]) / np.sqrt(2)
+        own = scores(subjects)[of]
+        z = own if prompts == 1 else (scores(len(of)) + own) / np.sqrt(2)
         return values(z), [str(i) for i in of]
 
     return Population(name, draw, np.full(LAYERS, mean))
@@ -199,6 +204,7 @@ def main() -> None:
         simulated("Beta(.5, 8)", beta, 0.5 / 8.5),
         simulated("Beta(.5, 8), layers correlated .7", beta, 0.5 / 8.5, shared=0.7),
         simulated("Beta(.5, 8), 3 prompts a subject", beta, 0.5 / 8.5, prompts=3),
+        simulated("Beta(.5, 8), a subject with a third", beta, 0.5 / 8.5, third=True),
         simulated("lognormal", np.exp, float(np.exp(0.5))),
         simulated("lognormal, layers correlated .7", np.exp, float(np.exp(0.5)), shared=0.7),
         *(real(chosen.readings) if chosen.readings else ()),

@@ -76,8 +76,12 @@ class MeasureSettings:
     scoring: str = WHOLE_WORDS
 
     def __post_init__(self) -> None:
-        """Refuse a seed that some generator would not take."""
+        """Refuse a seed that some generator would not take, and a scoring of answers that are not asked for."""
         check_seed(self.seed)
+        if self.scoring != WHOLE_WORDS and not self.recall:
+            raise DataError(
+                f"scoring {self.scoring!r} does nothing without answers; ask for them with recall (--recall)"
+            )
 
 
 def parse_spec(text: str) -> ModelSpec:

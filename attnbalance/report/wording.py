@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from attnbalance.statistics.bootstrap import MIN_CLUSTERS
 from attnbalance.statistics.intervals import Interval
 
-FEW = f"fewer than {MIN_CLUSTERS} subjects"
-"""Why there is no interval."""
+FEW = "too few subjects"
+"""Why there is no interval: see `are_enough`."""
 
 
 def percent(value: float) -> str:

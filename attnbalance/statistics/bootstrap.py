@@ -18,6 +18,10 @@ RESAMPLES = 2000
 
 MIN_CLUSTERS = 5
 """Least number of clusters for a bootstrap interval: with fewer it would rest on normal theory alone."""
+
+MIN_EFFECTIVE = 4.0
+"""Clusters of unequal sizes must be worth more than this many equal ones (see `are_enough`)."""
+
 TAIL = 0.025
 """Share of the resamples outside each end of an interval."""
 
@@ -68,13 +72,28 @@ def check_table(table: Array, total: Array, clusters: Sequence[str]) -> None:
         )
 
 
+def are_enough(sizes: npt.ArrayLike) -> bool:
+    """Whether clusters of these sizes allow an interval: `MIN_CLUSTERS`, and none that outweighs the others.
+
+    Their effective number, (sum of sizes)^2 / sum of squared sizes (Kish 1965, "Survey sampling"), must exceed
+    `MIN_EFFECTIVE`. It does not if one cluster holds half of everything.
+
+    >>> are_enough([1, 1, 1, 1, 1]), are_enough([20] + [1] * 20)
+    (True, False)
+    """
+    size = np.abs(np.asarray(sizes, dtype=float))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        effective = size.sum() ** 2 / np.square(size).sum()
+    return len(size) >= MIN_CLUSTERS and bool(effective > MIN_EFFECTIVE)
+
+
 def bootstrap_ends(ratios: Ratios, *, simultaneous: bool, seed: int) -> tuple[Array, Array]:
     """The ends of the 95% interval of each ratio [column]; `mean_intervals` describes the method.
 
-    NaN with fewer than `MIN_CLUSTERS` clusters and for values that are not finite.
+    NaN if the clusters are not enough (see `are_enough`), and for values that are not finite.
     """
     n = len(ratios.totals)
-    if n < MIN_CLUSTERS:
+    if not are_enough(ratios.totals):
         return np.full_like(ratios.ratio, np.nan), np.full_like(ratios.ratio, np.nan)
     t, without_spread = _studentised(ratios, np.random.default_rng(seed))
     student = stats.t.ppf(1 - TAIL, n - 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from attnbalance.arguments import expects
-from attnbalance.statistics.bootstrap import MIN_CLUSTERS, check_table, cluster_ratios
+from attnbalance.statistics.bootstrap import are_enough, check_table, cluster_ratios
 from attnbalance.statistics.intervals import Interval
 
 
@@ -21,7 +22,7 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     divided by the variance for equally many independent prompts, at least 1. The quantile is Student's for the clusters
     (Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered surveys"). If
     all values are equal, clusters are counted instead of prompts, with the normal quantile; this needs two clusters.
-    Mixed values need `MIN_CLUSTERS` clusters. With fewer there is no interval (NaN). Raises `DataError` for no
+    Mixed values need clusters that `are_enough`; otherwise there is no interval (NaN). Raises `DataError` for no
     prompts, and unless each has a cluster.
 
     Coverage measured by benchmarks/intervals.py for shares of .02 to .5: the interval contains the truth in .91 or more
@@ -33,7 +34,7 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     """
     n, k = len(hits), len(set(clusters))
     check_table(np.asarray(hits, dtype=float)[:, None], np.ones(n), clusters)
-    if k < (2 if len(set(hits)) == 1 else MIN_CLUSTERS):
+    if k < 2 or (len(set(hits)) > 1 and not are_enough(list(Counter(clusters).values()))):
         return Interval(float(np.mean(hits)), np.nan, np.nan, n)
     over_clusters = cluster_ratios(np.asarray(hits, dtype=float)[:, None], np.ones(n), clusters)
     share, variance = float(over_clusters.ratio[0]), float(over_clusters.error[0]) ** 2

@@ -15,7 +15,7 @@ from attnbalance.files.outputs import MARKER, as_folder, check_saved, provenance
 from attnbalance.files.work import in_place, is_finished, is_locked, locked
 from attnbalance.files.worker import parse_worker
 from attnbalance.models.fingerprint import files_fingerprint
-from attnbalance.studies.plan import Fit, Study, parse_study, recipe_of, variants
+from attnbalance.studies.plan import REPLAYS, Fit, Study, Variant, parse_study, recipe_of, variants
 from attnbalance.studies.prepared_world import PreparedWorld
 from attnbalance.studies.run_fit import RESULT, run_fit
 from attnbalance.studies.summary import FIELDS
@@ -102,7 +102,9 @@ def _check_world(plan: Study, name: str) -> None:
     prepared = PreparedWorld(settings, plan.seeds[0], Path(), False)
     prepared.world.statements(1)
     for split in plan.splits:
-        prepared.split(split)
+        facts = len(prepared.split(split).train)
+        for method, values in plan.methods.items():
+            check_grid(method, variants(values), facts)
     if "model" in settings:
         model, adapter = split_adapter(settings["model"], None)
         if adapter is not None:
@@ -116,6 +118,30 @@ def _check_world(plan: Study, name: str) -> None:
         make_prompts(prepared.facts, template)
     for parts in {variant.settings.train for variant in chosen}:
         check_layers(parse_parts(parts), layers, parts)
+
+
+def check_grid(name: str, tried: Sequence[Variant], facts: int) -> None:
+    """Raise `DataError` for variants whose validation losses hold the model to different numbers of the base.
+
+    These depend on the training facts that are read, in the order in which they come first.
+    """
+    from attnbalance.finetuning.objectives.parse import parse_objective
+
+    objective = parse_objective(tried[0].settings.objective)
+    if objective.asks_of_all and len({_facts_read(variant, facts) for variant in tried}) > 1:
+        raise DataError(
+            f"method {name}: its variants read other training facts, or in another order, and {objective.text} asks "
+            f"the base by them, so that their validation losses cannot be compared; let steps x batch_size be at least "
+            f"{facts} in each, without a curriculum or replay, or make them methods of their own"
+        )
+
+
+def _facts_read(variant: Variant, facts: int) -> tuple[object, ...]:
+    """What two variants have in common that read the same of `facts` training facts in the same order."""
+    settings = variant.settings
+    if settings.curriculum == "shuffled" and variant.replay == REPLAYS[0]:
+        return (min(facts, settings.steps * settings.batch_size),)
+    return settings.curriculum, settings.steps, settings.batch_size
 
 
 def _with_files(world: Mapping[str, Any]) -> dict[str, Any]:

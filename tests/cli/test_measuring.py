@@ -51,6 +51,16 @@ def test_knowledge_prints_the_answer_and_where_the_table_is(tmp_path: Path) -> N
     assert "Traceback" not in text
 
 
+def test_a_scoring_without_answers_is_refused(tmp_path: Path) -> None:
+    facts = tmp_path / "facts.jsonl"
+    facts.write_text(json.dumps({"subject": "Rome", "relation": "country", "answers": ["Italy"]}) + "\n")
+    asked = ("curve", "a=nowhere", "--facts", facts, "--out", tmp_path / "out", "--scoring", "containment")
+    code, text = run_command(*asked)
+    assert code == 2
+    assert "scoring 'containment' does nothing without answers" in text.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("command", ["salience", "explain"])
 def test_models_that_cannot_be_taken_apart_give_one_message(tmp_path: Path, command: str) -> None:
     facts = tmp_path / "facts.jsonl"

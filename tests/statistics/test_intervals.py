@@ -17,6 +17,7 @@ from attnbalance.statistics.intervals import (
     ratio_intervals,
     seed_interval,
 )
+from attnbalance.statistics.shares import share_interval
 
 
 def test_intervals_of_single_prompts_agree_with_the_normal_theory_of_a_mean():
@@ -117,6 +118,15 @@ def test_fewer_than_five_clusters_have_no_interval():
     values = [[0.1], [0.2], [0.4], [0.3], [0.2]]
     assert math.isnan(mean_intervals(values, list("abcdd"))[0].low)
     assert not math.isnan(mean_intervals(values, list("abcde"))[0].low)
+
+
+@pytest.mark.parametrize(("largest", "known"), [(8, True), (18, True), (20, False), (60, False)])
+def test_a_cluster_of_half_the_prompts_leaves_no_interval(largest, known):
+    names = ["one"] * largest + [f"other {i}" for i in range(20)]  # worth 10.7, 4.2, 3.8 and 1.8 equal clusters
+    values = np.random.default_rng(0).normal(1, 1, (len(names), 1))
+    intervals = [mean_intervals(values, names)[0], share_interval([value > 1 for [value] in values], names)]
+    intervals += ratio_intervals(values, np.ones(len(names)), names)
+    assert [not math.isnan(interval.low) for interval in intervals] == [known] * 3
 
 
 @pytest.mark.parametrize(

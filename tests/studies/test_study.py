@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.torch import load_file, save_file
 
 from attnbalance.data.synthetic import synthetic_facts
@@ -19,9 +20,9 @@ from attnbalance.files.outputs import HASH, MARKER, read_json, write_json
 from attnbalance.files.work import in_place, locked
 from attnbalance.finetuning.splits import split_facts
 from attnbalance.studies import run_fit
-from attnbalance.studies.plan import parse_study
+from attnbalance.studies.plan import parse_study, variants
 from attnbalance.studies.run_fit import RESULT
-from attnbalance.studies.study import KIND, study
+from attnbalance.studies.study import KIND, check_grid, study
 
 CONTROLS = ("no training: statement", "no training: question", "no training: few-shot", "constant answer")
 
@@ -208,6 +209,16 @@ WORLD = "{{facts: synthetic, subjects: 30, answers: 3, {}}}"
         ("recipe: {steps: 999999999, batch_size: 999}", "methods: {b: {}}", "steps x batch_size must be at most"),
         ("recipe: {layers: 100000000}", "methods: {b: {}}", "layers must be at most 1,000"),
         ("recipe: {vocabulary: 10}", "methods: {b: {}}", "vocabulary needs at least 259"),
+        (
+            "power: 1",
+            "methods: {b: {objective: kl(few-shot), steps: [1, 2], batch_size: 4}}",
+            "read other training facts",
+        ),
+        (
+            "power: 1",
+            "methods: {b: {objective: recommended, batch_size: [100, 200], curriculum: popular-first}}",
+            "method b: its variants read other training facts, or in another order, and ce",
+        ),
     ],
 )
 def test_what_no_fit_could_begin_with_is_refused_before_anything_is_written(
@@ -218,6 +229,14 @@ def test_what_no_fit_could_begin_with_is_refused_before_anything_is_written(
     with pytest.raises(DataError, match=message):
         study(path, out)
     assert not out.exists()
+
+
+def test_variants_that_read_the_same_facts_in_the_same_order_are_compared() -> None:
+    grids = ["{learning_rate: [0.1, 0.2], steps: 1}", "{steps: [50, 60], batch_size: 4}", "{batch_size: [100, 200]}"]
+    for grid in grids:
+        method = yaml.safe_load(grid) | {"objective": "recommended"}
+        check_grid("b", variants(method), facts=100)
+    check_grid("b", variants({"objective": "kl(statement)", "steps": [1, 2]}), facts=100)
 
 
 def test_a_study_whose_model_could_not_be_loaded_goes_on_once_its_path_is_right(

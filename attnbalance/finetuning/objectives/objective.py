@@ -170,6 +170,11 @@ class Objective:
         return tuple(dict.fromkeys(taught))
 
     @property
+    def asks_of_all(self) -> bool:
+        """Whether the base's number for a fact depends on the other training facts: on few shots, forms or ranks."""
+        return any(term.kind.make_targets and term.argument not in FORMS[:2] for term in self.terms)
+
+    @property
     def learns_answers(self) -> bool:
         """Whether the examples' answers are learned; else only what the base model says."""
         return any(term.kind.learns_answers for term in self.terms)

@@ -51,6 +51,20 @@ def test_forms_are_those_of_terms_that_ask_the_base() -> None:
     assert parse_objective("ce + floor").forms == ()
 
 
+@pytest.mark.parametrize(
+    ("text", "does"),
+    [
+        ("ce + kl(statement) + row-anchor(question)", False),
+        ("ce + floor", False),
+        ("kl(few-shot)", True),
+        ("recommended", True),
+        ("kl(statement) + weighted-ce(salience)", True),
+    ],
+)
+def test_few_shots_forms_and_ranks_depend_on_all_training_facts(text: str, does: bool) -> None:
+    assert parse_objective(text).asks_of_all == does
+
+
 def test_only_cross_entropy_of_weight_one_is_plain() -> None:
     plain = {text: parse_objective(text).plain for text in ("ce", "1*ce", "2*ce", "ce + floor", "kl")}
     assert plain == {"ce": True, "1*ce": True, "2*ce": False, "ce + floor": False, "kl": False}
