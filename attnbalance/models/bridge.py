@@ -72,8 +72,7 @@ class BridgedModel:
         except (TypeError, RuntimeError, AttributeError) as error:
             raise ModelError(f"{self.name}: its MLP cannot be run by itself ({error})") from error
         output = (output[0] if isinstance(output, tuple) else output)[0]
-        after = getattr(block, "ln2_post", None)
-        return output if after is None else after(output)
+        return self._normed(layer, "ln2_post", output)
 
     def embedding(self, ids: Int[Tensor, " token"]) -> Float[Tensor, "token d_model"]:
         """What the first layer gets for a prompt of one token: its embedding as the model scales and norms it.
@@ -98,22 +97,34 @@ class BridgedModel:
         return self.run(prompts, torch.ones_like(prompts), {name: lambda x: x[:, 0]})[1][name]
 
     def before_norm(
-        self, layer: int, norm: str, direction: Float[Tensor, "prompt d_model"]
+        self,
+        layer: int,
+        norm: str,
+        direction: Float[Tensor, "prompt d_model"],
+        written: Float[Tensor, "prompt d_model"],
     ) -> Float[Tensor, "prompt d_model"]:
-        """`direction` taken back through the norm after a layer's attention or MLP (Gemma 2), at scale 1.
+        """`direction` taken back through the norm after a layer's attention or MLP (Gemma 2).
 
-        `norm` is "ln1_post" (attention) or "ln2_post" (MLP). Without such a norm the direction is unchanged.
+        `norm` is "ln1_post" (attention) or "ln2_post" (MLP). Its scale is the one that it has for `written`: what all
+        heads, or the whole MLP, write. Without such a norm the direction is unchanged.
         """
-        return self.norm(layer, norm).backward(direction, direction.new_ones(len(direction)))[0]
+        after = self.norm(layer, norm)
+        return after.backward(direction, after.scale(written, self._normed(layer, norm, written)))[0]
 
     def head_outputs(self, layer: int, values: Float[Tensor, "prompt ..."]) -> Float[Tensor, "prompt d_model"]:
-        """What all heads of a layer write if they attend to one token alone, with any norm after them at scale 1.
+        """What all heads of a layer add to the residual stream if they attend to one token alone.
 
         values: the token's values as the hook `attn.hook_v` gives them.
         """
         heads = self.weights.by_head(values[:, None])[:, 0]
-        written = torch.einsum("phk,hkd->pd", heads, self.weights.W_O[layer])
-        return self.norm(layer, "ln1_post").at_scale_one(written)
+        return self._normed(layer, "ln1_post", torch.einsum("phk,hkd->pd", heads, self.weights.W_O[layer]))
+
+    def _normed(
+        self, layer: int, norm: str, written: Float[Tensor, "prompt d_model"]
+    ) -> Float[Tensor, "prompt d_model"]:
+        """What attention or an MLP wrote after the layer's norm of this name, if it has one."""
+        after = getattr(self.bridge.blocks[layer], norm, None)
+        return written if after is None else after(written)
 
     def norm(self, *path: str | int) -> Norm:
         """One of the norms by its path, ("ln_final",) or (layer, "ln1_post"); the identity if there is none."""

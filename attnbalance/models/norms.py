@@ -44,11 +44,15 @@ class Norm:
         return (x - x.mean(dim=-1, keepdim=True) if self.centred else x) * self.gain
 
     def scale(self, x: Float[Tensor, "prompt d_model"], y: Float[Tensor, "prompt d_model"]) -> Float[Tensor, " prompt"]:
-        """The scale by which the norm divided x to give y, with any epsilon (least squares over the entries)."""
+        """The scale by which the norm divided x to give y, with any epsilon (least squares over the entries).
+
+        It is 1 for an x of zeros, which tells no scale.
+        """
         if self.identity:
             return x.new_ones(len(x))
         numerator = self.at_scale_one(x)
-        return (numerator * numerator).sum(-1) / ((y - self.bias) * numerator).sum(-1)
+        squares = (numerator * numerator).sum(-1)
+        return torch.where(squares == 0, 1.0, squares / ((y - self.bias) * numerator).sum(-1))
 
 
 def norm_of(module: Module | None, like: Float[Tensor, " d_model"]) -> Norm:

@@ -72,18 +72,20 @@ def read_value_salience(model: BridgedModel, answer_tokens: AnswerTokens, *, at:
     (W_U difference) . gain . W_O W_V norm(x). x represents the subject's last token, the same at every layer:
     "embedding" is its embedding, "extended" the embedding plus the output of the first MLP. For the subject's actual
     residual stream, see `DirectAttribution.value_salience`. Value biases are left out, since they do not depend on the
-    subject. Norms before W_V are applied. Of norms after attention, and of the final norm, only the gain is used, so
-    values are logits per unit of the final norm's input. Holds one number for each fact, layer and head. Raises
-    `DataError` for another `at`, and `ModelError` for a family whose layers do not begin with a norm of the residual
-    stream.
+    subject. Norms before W_V are applied. A norm after attention (Gemma 2) has the scale that it has where all heads
+    attend fully to the subject. Of the final norm only the gain is used, so values are logits per unit of its input.
+    Holds one number for each fact, layer and head. Raises `DataError` for another `at`, and `ModelError` for a family
+    whose layers do not begin with a norm of the residual stream.
     """
     x, subject = _subjects(model, answer_tokens, at)
     direction = _direction(model, answer_tokens)
     weights, saliences = model.weights, []
     for i in model.layers:
-        values = torch.einsum("sd,hdk->shk", model.value_input(i, x), weights.W_V[i])[subject]
-        per_head = torch.einsum("pd,hkd->phk", model.before_norm(i, "ln1_post", direction), weights.W_O[i])
-        saliences.append((values * per_head).sum(-1))
+        values = torch.einsum("sd,hdk->shk", model.value_input(i, x), weights.W_V[i])
+        written = torch.einsum("shk,hkd->sd", values, weights.W_O[i])
+        before = model.before_norm(i, "ln1_post", direction, written[subject])
+        per_head = torch.einsum("pd,hkd->phk", before, weights.W_O[i])
+        saliences.append((values[subject] * per_head).sum(-1))
     return _reading(f"value salience ({at})", torch.stack(saliences, dim=1), model, answer_tokens)
 
 
@@ -96,8 +98,7 @@ def read_mlp_salience(
 
     `at`: "embedding" and "extended" run each MLP on that vector (see `read_value_salience`, also for units and errors);
     "context" takes the MLP's output in the prompt. Salience is the sum over neurons of activation times readout (see
-    `top_neurons`), plus the output bias. In families with a norm after the MLP (Gemma 2), salience uses the norm's
-    actual scale; single neurons are read at scale 1.
+    `top_neurons`), plus the output bias. A norm after the MLP (Gemma 2) has its actual scale.
     """
     direction = _direction(model, answer_tokens)
     if at == "context":
@@ -117,7 +118,8 @@ def top_neurons(
 ) -> list[list[Neuron]]:
     """For each prompt, the `n` neurons that write most towards its answer at the subject's last token, in its context.
 
-    Holds the activations of all neurons for these prompts, so pass few. Raises `ModelError` for mixtures of experts.
+    Holds the activations of all neurons for these prompts, so pass few. A norm after the MLP (Gemma 2) has the scale of
+    this forward pass, without the MLP's output bias. Raises `ModelError` for mixtures of experts.
     """
     W_out = model.weights.W_out
     if W_out is None:
@@ -125,9 +127,10 @@ def top_neurons(
     direction = _direction(model, answer_tokens)
     names = {i: f"blocks.{i}.mlp.hook_post" for i in model.layers}
     activations = _at_subject(model, answer_tokens, names, batch_size)
-    readouts = [model.before_norm(i, "ln2_post", direction) @ W_out[i].T for i in model.layers]
-    readout = torch.stack(readouts, dim=1)  # [prompt layer neuron]
-    activation = torch.stack([activations[i] for i in model.layers], dim=1)
+    activation = torch.stack([activations[i] for i in model.layers], dim=1)  # [prompt layer neuron]
+    written = {i: activations[i] @ W_out[i] for i in model.layers}
+    before = {i: model.before_norm(i, "ln2_post", direction, written[i]) for i in model.layers}
+    readout = torch.stack([before[i] @ W_out[i].T for i in model.layers], dim=1)
     salience = activation * readout
 
     def neuron(prompt: int, layer: int, index: int) -> Neuron:
@@ -147,10 +150,11 @@ def read_readout_ranks(
     """The readout rank of each answer: its rank among its relation's answers in what the heads could read out.
 
     The value outputs of all layers and heads at the subject's last token, in its context, are summed as if each head
-    attended to that token alone, then multiplied by the final norm's gain and the unembedding. Each candidate's mean
-    score over the relation's subjects is subtracted, since a preference shared by all subjects says nothing about one.
-    So pass all prompts of a relation together; raises `DataError` for a prompt without another subject of its relation
-    that has another answer. `seed` draws the subjects of the controls.
+    attended to that token alone (through the norm after attention, in families that have one), then multiplied by the
+    final norm's gain and the unembedding. Each candidate's mean score over the relation's subjects is subtracted, since
+    a preference shared by all subjects says nothing about one. So pass all prompts of a relation together; raises
+    `DataError` for a prompt without another subject of its relation that has another answer. `seed` draws the subjects
+    of the controls.
     """
     state = _read_out(model, answer_tokens, batch_size)
     rank, control, sizes = (torch.zeros(len(answer_tokens), dtype=torch.long) for _ in range(3))
@@ -178,7 +182,7 @@ def read_readout_ranks(
 
 
 def _read_out(model: BridgedModel, answer_tokens: AnswerTokens, batch_size: int) -> Float[Tensor, "prompt d_model"]:
-    """The sum of all heads' outputs at the subject's last token, times the final norm's gain."""
+    """The sum of what all heads add at the subject's last token, times the final norm's gain."""
     names = {i: f"blocks.{i}.attn.hook_v" for i in model.layers}
     values = _at_subject(model, answer_tokens, names, batch_size)
     W_U = model.weights.W_U

@@ -39,6 +39,7 @@ def test_a_norm_at_a_fixed_scale_is_what_autograd_says_it_is(family: str, path: 
     (gradient,) = torch.autograd.grad(read.sum(), x)
     with torch.no_grad():
         torch.testing.assert_close(norm.scale(x, own(x)), scale, atol=0, rtol=1e-5)
+        assert norm.scale(torch.zeros(1, 32), own(torch.zeros(1, 32))).tolist() == [1.0]
         before, constant = norm.backward(direction, scale)
         torch.testing.assert_close(before, gradient, **CLOSE)
         torch.testing.assert_close((before * x).sum(-1) + constant, read, **CLOSE)

@@ -82,15 +82,21 @@ def layers_of(model: Any) -> list[Any]:
     return list(model.transformer.h if hasattr(model, "transformer") else model.model.layers)
 
 
-def value_output(layer: Any, head: int) -> tuple[Tensor, Tensor]:
-    """W_V [value, d_model] and W_O [d_model, value] of one of 4 heads of size 8; but for GPT-2, two share their W_V."""
-    own, shared = (slice(8 * i, 8 * i + 8) for i in (head, head // 2))
+def value_outputs(layer: Any, x: Tensor) -> list[Tensor]:
+    """What each of 4 heads of size 8 adds if all attend to a token with the normed residual stream x.
+
+    In all families but GPT-2, two heads share their W_V.
+    """
     if hasattr(layer, "attn"):
-        return layer.attn.c_attn.weight[:, 64:][:, own].T, layer.attn.c_proj.weight[own].T
-    W_O = layer.self_attn.o_proj.weight[:, own]
-    if hasattr(layer, "pre_feedforward_layernorm"):
-        W_O = (1 + layer.post_attention_layernorm.weight)[:, None] * W_O
-    return layer.self_attn.v_proj.weight[shared], W_O
+        W_V, W_O = layer.attn.c_attn.weight[:, 64:], layer.attn.c_proj.weight
+        return [x @ W_V[:, own] @ W_O[own] for own in (slice(8 * i, 8 * i + 8) for i in range(4))]
+    W_V, W_O = layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight
+    written = [W_O[:, 8 * i : 8 * i + 8] @ (W_V[8 * (i // 2) : 8 * (i // 2) + 8] @ x) for i in range(4)]
+    if not hasattr(layer, "pre_feedforward_layernorm"):
+        return written
+    norm = layer.post_attention_layernorm
+    scale = (sum(written).square().mean() + norm.eps).sqrt()
+    return [each / scale * (1 + norm.weight) for each in written]
 
 
 def mlp_of(layer: Any, x: Tensor) -> Tensor:
@@ -158,14 +164,32 @@ def test_salience_without_context_equals_a_loop_over_the_models_own_weights(
     readout, expected = direction(model, answer_tokens), torch.zeros(len(answer_tokens), 2, 4)
     for i, layer in enumerate(layers_of(model)):
         normed = (layer.ln_1 if family == "gpt2" else layer.input_layernorm)(x)
-        for head in range(4):
-            W_V, W_O = value_output(layer, head)
-            for p in range(len(answer_tokens)):
-                expected[p, i, head] = readout[p] @ (W_O @ (W_V @ normed[p]))
+        for p in range(len(answer_tokens)):
+            expected[p, i] = torch.stack(value_outputs(layer, normed[p])) @ readout[p]
     bridged = opened(model, answer_tokens)
     near(read_value_salience(bridged, answer_tokens, at=at).values, expected)
     written = torch.stack([mlp_of(layer, x) for layer in layers_of(model)], dim=1)
     near(read_mlp_salience(bridged, answer_tokens, at=at).values[..., 0], (written * readout[:, None]).sum(-1))
+
+
+@torch.no_grad()
+def test_a_size_of_weights_that_a_norm_after_them_divides_out_changes_no_reading(answer_tokens: AnswerTokens) -> None:
+    readings, neurons, ranks = [], [], []
+    for factor in (1, 10):
+        model = random_model("gemma2")
+        layer = model.model.layers[0]
+        layer.self_attn.o_proj.weight *= factor
+        layer.mlp.down_proj.weight *= factor
+        bridged = opened(model, answer_tokens)
+        saliences = [read(bridged, answer_tokens) for read in (read_value_salience, read_mlp_salience)]
+        readings.append(torch.cat([reading.values for reading in saliences], dim=2))
+        best = top_neurons(bridged, answer_tokens, n=96)
+        neurons.append([[neuron.salience for neuron in of_prompt] for of_prompt in best])
+        ranks.append(read_readout_ranks(bridged, answer_tokens))
+    near(readings[1], readings[0], 1e-4)  # the norms' epsilon, 1e-6, counts ten times less
+    near(*map(torch.tensor, neurons), 1e-4)  # pyright: ignore[reportArgumentType]
+    assert ranks[0].rank.tolist() == ranks[1].rank.tolist()
+    assert len(set(ranks[0].rank.tolist())) > 2
 
 
 @pytest.mark.parametrize(("family", "scale"), [("cohere", {"logit_scale": 0.25}), ("granite", {"logits_scaling": 4.0})])
@@ -198,7 +222,9 @@ def test_mlp_salience_in_context_is_what_the_mlp_writes_at_the_subjects_last_tok
         near(read_mlp_salience(bridged, answer_tokens, at="context", batch_size=size).values[..., 0], expected)
 
 
-@pytest.mark.parametrize(("family", "last"), [("llama", "mlp.down_proj"), ("gpt2", "mlp.c_proj")])
+@pytest.mark.parametrize(
+    ("family", "last"), [("llama", "mlp.down_proj"), ("gpt2", "mlp.c_proj"), ("gemma2", "mlp.down_proj")]
+)
 @torch.no_grad()
 def test_all_neurons_add_up_to_mlp_salience_and_the_best_come_first(
     answer_tokens: AnswerTokens, family: str, last: str
@@ -218,7 +244,12 @@ def test_all_neurons_add_up_to_mlp_salience_and_the_best_come_first(
         for one in (found[0], found[-1]):
             weight = output[one.layer].weight if family == "gpt2" else output[one.layer].weight.T
             assert one.activation == pytest.approx(float(active[p, one.layer, one.neuron]), rel=1e-4)
-            assert one.readout == pytest.approx(float(weight[one.neuron] @ readout[p]), rel=1e-4, abs=1e-5)
+            read = readout[p]
+            if family == "gemma2":
+                norm = layers_of(model)[one.layer].post_feedforward_layernorm
+                scale = (output[one.layer](active[p, one.layer]).square().mean() + norm.eps).sqrt()
+                read = read * (1 + norm.weight) / scale
+            assert one.readout == pytest.approx(float(weight[one.neuron] @ read), rel=1e-4, abs=1e-5)
             assert one.salience == pytest.approx(one.activation * one.readout, rel=1e-5)
     assert top_neurons(bridged, answer_tokens, n=3, batch_size=4) == [found[:3] for found in neurons]
 
