@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 import unicodedata
@@ -33,6 +34,13 @@ FLAGS = "".join(map(chr, range(0x1F1E6, 0x1F200)))
 
 TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
 """Invisible characters that say which flag a black flag is (England, Scotland)."""
+
+OPTIONAL = re.compile("[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c7\u064b-\u0652\u0670\u0640]")
+"""Points of Hebrew and Arabic, which are mostly left out in writing, and the stroke that lengthens Arabic words."""
+
+COLONS = (":", "：")  # noqa: RUF001
+AFTER_COLON = "*_` \t"
+"""What may follow a colon at a line's end: signs of bold type and code."""
 
 APPENDED = re.compile("[™℠®©¹²³⁰-⁹]+")
 """Signs and raised digits that follow a word without belonging to it."""
@@ -78,14 +86,15 @@ def check_scoring(scoring: str) -> None:
 def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) -> bool:
     """Whether an output contains one of the answers; empty answers never match.
 
-    "whole-words": the output's first non-empty line contains an answer as whole words, ignoring case. A word is a run
-    of letters, digits and marks (Unicode). Punctuation ends a word: "Paris.5" contains Paris (SQuAD's rule would remove
-    the point and read one word). A number keeps its minus sign, decimal point, commas, fraction line and exponent, so
-    that 10 is not found in "-10", ".10", "10/8" or "10⁵", nor -5 in "10-5". A year after a comma is a number of its own
-    ("September 11,2001"). Digits in groups of three are one number: "1,234" and "1 234" equal 1234. As a space may also
-    separate two numbers, "1 234" contains 1 and 234 as well. Curly quotes and apostrophes equal plain ones. Chinese,
-    Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate words, so they match anywhere. What the line says
-    about the answer is not read: "Not Paris, but Lyon" contains Paris.
+    "whole-words": the output's first line (see `first_line`) contains an answer as whole words, ignoring case. A word
+    is a run of letters, digits and marks (Unicode). Punctuation ends a word: "Paris.5" contains Paris (SQuAD's rule
+    would remove the point and read one word). A number keeps its minus sign, decimal point, commas, fraction line and
+    exponent, so that 10 is not found in "-10", ".10", "10/8" or "10⁵", nor -5 in "10-5". A year after a comma is a
+    number of its own ("September 11,2001"). Digits in groups of three are one number: "1,234" and "1 234" equal 1234.
+    As a space may also separate two numbers, "1 234" contains 1 and 234 as well. Digits of other scripts equal 0 to 9,
+    curly quotes and apostrophes plain ones, and the points of Hebrew and Arabic do not count. Accents, points ("U.S.",
+    "St.") and prefixes do. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate words, so they match
+    anywhere. What the line says about the answer is not read: "Not Paris, but Lyon" contains Paris.
 
     Short answers are often common words in another case. Codes of up to three capitals ("US", "IT", "CAN") match only
     in capitals, or every "it" would be Italy; three ("usa") also in small letters as the whole line. So do spellings of
@@ -99,7 +108,7 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer
     words ("pol" in "Apollo", "it" in "United").
 
-    "exact-match": the output's first non-empty line is an answer, by SQuAD's rule (see `squad.exact_match`): ignoring
+    "exact-match": the output's first line is an answer, by SQuAD's rule (see `squad.exact_match`): ignoring
     case, ASCII punctuation and English articles. SQuAD compares the whole output, but a base model goes on after it.
 
     Raises `DataError` for another scoring.
@@ -152,8 +161,17 @@ def _names(name: str, text: str, ungrouped: str) -> bool:
 
 
 def first_line(output: str) -> str:
-    """The first line of an output that shows something; empty if none does."""
-    return next((line for line in output.splitlines() if any(map(_has_shape, _visible(line)))), "")
+    r"""The first line of an output that shows more than punctuation, else the first that shows any; empty if none does.
+
+    The line after one that ends in a colon belongs to it.
+
+    >>> first_line("The capital is:\n\n**Vaduz**\nIt is small.")
+    'The capital is: **Vaduz**'
+    """
+    shown = [line for line in output.splitlines() if any(map(_has_shape, _visible(line)))]
+    worded = [line for line in shown if line.strip(string.whitespace + string.punctuation)]
+    announcing = itertools.takewhile(lambda line: line.rstrip(AFTER_COLON).endswith(COLONS), worded)
+    return " ".join(worded[: len(list(announcing)) + 1] or shown[:1])
 
 
 def _holds(line: str, written: str, answers: Sequence[str]) -> bool:
@@ -254,8 +272,9 @@ def _runs_on(character: str) -> bool:
 
 
 def _normalised(text: str, keep_case: bool) -> str:
-    composed = unicodedata.normalize("NFKC", _without_marks(text)).translate(PLAIN)
-    folded = composed if keep_case else unicodedata.normalize("NFKC", composed.casefold())
+    composed = unicodedata.normalize("NFKC", OPTIONAL.sub("", _without_marks(text))).translate(PLAIN)
+    plain = "".join(str(unicodedata.decimal(character, character)) for character in composed)
+    folded = plain if keep_case else unicodedata.normalize("NFKC", plain.replace("İ", "i").casefold())
     return " ".join(folded.split())
 
 

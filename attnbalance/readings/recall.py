@@ -86,9 +86,9 @@ class Recall:
         return self.right[self.scoring]
 
     def by(self, scoring: str) -> Recall:
-        """The same answers under another of `SCORINGS`; the shortcuts stay as they are."""
+        """The same answers under another of `SCORINGS`, without shortcuts: those are wrong answers by one scoring."""
         check_scoring(scoring)
-        return replace(self, scoring=scoring)
+        return self if scoring == self.scoring else replace(self, scoring=scoring, shortcut=(None,) * len(self.outputs))
 
     def accuracy(self) -> Interval:
         """The share of right answers, with its 95% interval clustered by subject."""

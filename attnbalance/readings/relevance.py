@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import PromptBatch
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating, forward_rows
 from attnbalance.models.hooked import HookedModel
@@ -54,11 +56,12 @@ def read_relevance(
     batch_size: int = 32,
     progress: bool = False,
 ) -> Relevance:
-    """The relevance of the first token at which each prompt's answer differs from its relation's other answers.
+    """The relevance of each prompt's answer, at the first token at which the answers of its relation differ.
 
     Those are the answers of `prompts` and of `among`; the relevance of `among` itself is not read. If all answers of a
     relation begin with the same tokens, or an answer begins with a token that shows no character (a bare "▁"), these
-    are appended to the prompt, whose last token is then the query: see `distinguishing_tokens`.
+    are appended to the prompt, whose last token is then the query: see `distinguishing_tokens`. Only that token is
+    read. Warns if it is also that of a wrong answer: where numbers are split into digits, 1815 and 1999 share their 1.
 
     In a one-layer model, the gradient with respect to the probability of token j is (e_a - p)^T W_V x_j, so `subject`
     and `others` are exactly the paper's s_rel and p_rel. In deep models, the gradient includes the response of all
@@ -77,6 +80,7 @@ def read_relevance(
     prompts = PromptSet.of(prompts, model.tokenizer)
     compared = PromptSet.of([*prompts, *among], model.tokenizer) if among else prompts
     encodings, answers = distinguishing_tokens(compared, model.tokenizer)
+    _warn_of_alike(compared, encodings, answers, len(prompts))
     encodings, answers = encodings[: len(prompts)], answers[: len(prompts)]
     largest = [max(encoding.ids) for encoding in encodings]
     check_vocabulary(model.model, torch.tensor([*largest, *answers]), model.name)
@@ -85,6 +89,24 @@ def read_relevance(
         slopes = _slopes(model, batch, torch.tensor([answers[i] for i in indices]))
         parts.append(_readings(model, batch, *slopes))
     return Relevance(*(concatenate(list(pieces)).at(prompts.prompt_ids) for pieces in zip(*parts, strict=True)))
+
+
+def _warn_of_alike(prompts: PromptSet, encodings: Sequence[Encoding], tokens: Sequence[int], read: int) -> None:
+    """Warn how many of the first `read` prompts have the token of a wrong answer of their relation."""
+    keys, accepted = list[tuple[object, ...]](), dict[tuple[object, ...], set[tuple[str, ...]]]()
+    for prompt, before, encoding, token in zip(prompts, prompts.encodings, encodings, tokens, strict=True):
+        keys.append((prompt.fact.relation, encoding.ids[len(before.ids) :], token))
+        accepted.setdefault(keys[-1], set()).add(prompt.fact.folded_answers)
+    alike = sum(
+        any(set(prompt.fact.folded_answers).isdisjoint(others) for others in accepted[key])
+        for prompt, key in zip(list(prompts)[:read], keys, strict=False)
+    )
+    if alike:
+        warnings.warn(
+            f"relevance is read at one token of each answer: {alike} of {read} prompts have a right answer that begins "
+            "with the same token as a wrong one, and have its relevance",
+            stacklevel=4,
+        )
 
 
 def _slopes(

@@ -46,7 +46,7 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
 
 
 @expects(clusters=[str])
-def gain_interval(gained: npt.NDArray[np.int_], clusters: Sequence[str]) -> Interval:
+def gain_interval(gained: npt.ArrayLike, clusters: Sequence[str]) -> Interval:
     """The mean of gains in {-1, 0, 1} with its 95% interval, within [-1, 1].
 
     The mean is the share of gains of 1 minus the share of gains of -1. Each end combines the two shares' intervals
@@ -59,6 +59,7 @@ def gain_interval(gained: npt.NDArray[np.int_], clusters: Sequence[str]) -> Inte
     where gains are rare and hit whole subjects: for accuracies of .05 and .02 in .87 of samples of 50 subjects, for .9
     and .85 in .89 of 30 and .92 of 50, for .5 and .3 in .92 of 10; with more or fewer subjects in .94 or more.
     """
+    gained = np.asarray(gained)
     won, lost = (share_interval((gained == sign).tolist(), clusters) for sign in (1, -1))
     r = _correlation(gained, clusters)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from attnbalance.readings.curves import Curve
 from attnbalance.report import wording
 from attnbalance.statistics.intervals import MIN_RANKED
 from attnbalance.storage.conclusions import TOP, Salience
@@ -42,15 +44,28 @@ def _stored(salience: Salience) -> str:
     if salience.popularity is None:
         return f"{text}."
     curve = salience.popularity[0]
-    columns = list(zip(curve.layers, curve.mean, curve.low, curve.high, strict=True))
-    sure = [column for column in columns if column[2] > 0 or column[3] < 0]
-    layer, mean, low, high = max(sure or columns, key=lambda column: abs(column[1]))
-    if math.isnan(low):
+    if math.isnan(curve.low[0]):
         return (
             f"{text}; no interval for a correlation with popularity: it needs at least {MIN_RANKED} subjects of known "
             "popularity, and values that differ."
         )
-    numbers = f"Spearman {mean:+.2f} [{low:+.2f}, {high:+.2f}] at layer {layer}"
-    if not sure:
-        return f"{text}; value salience in context varies measurably with popularity at no layer (most: {numbers})."
-    return f"{text}; value salience in context {'rises' if mean > 0 else 'falls'} with popularity ({numbers})."
+    rises = [i for i, low in enumerate(curve.low) if low > 0]
+    falls = [i for i, high in enumerate(curve.high) if high < 0]
+    if not rises and not falls:
+        most = _largest(curve, range(len(curve.layers)))
+        return f"{text}; value salience in context varies measurably with popularity at no layer (most: {most})."
+    directions = sorted((("rises", rises), ("falls", falls)), key=lambda direction: -len(direction[1]))
+    parts = [f"{verb} with popularity {_where(curve, indices)}" for verb, indices in directions if indices]
+    return f"{text}; value salience in context {', but '.join(parts)}."
+
+
+def _where(curve: Curve, indices: Sequence[int]) -> str:
+    """The layers at these indices of a curve of correlations, and the largest correlation among them."""
+    total = len(curve.layers)
+    named = wording.layers([curve.layers[i] for i in indices])
+    return f"at {len(indices)} of {total} layer{'s' * (total > 1)} ({named}; most: {_largest(curve, indices)})"
+
+
+def _largest(curve: Curve, indices: Sequence[int]) -> str:
+    i = max(indices, key=lambda index: abs(curve.mean[index]))
+    return f"Spearman {curve.mean[i]:+.2f} [{curve.low[i]:+.2f}, {curve.high[i]:+.2f}] at layer {curve.layers[i]}"

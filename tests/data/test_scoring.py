@@ -256,6 +256,24 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("Hawaiʻi", ["Hawai'i"], True),
         ("Not Paris, but Lyon", ["Paris"], True),  # negation is not read
         ("I doubt that it is Paris", ["Paris"], True),
+        ("The capital of France is:\n\n**Paris**", ["Paris"], True),  # the line after a colon belongs to it
+        ("**Answer:**\nParis", ["Paris"], True),
+        ("答案：\n北京", ["北京"], True),
+        ("Paris:\nLyon", ["Paris"], True),
+        ("Paris:\nLyon.\nNice", ["Nice"], False),
+        ("```\nParis\n```", ["Paris"], True),  # lines of punctuation hold no answer
+        ("---\n🇨🇦\nOttawa", ["Ottawa"], False),
+        ("?!\n", ["?!"], True),
+        ("الْقَاهِرَة", ["القاهرة"], True),  # points are mostly left out in writing
+        ("בְּרֵאשִׁית", ["בראשית"], True),
+        ("في عام ٢٠٢٠", ["2020"], True),
+        ("in 2020", ["२०२०"], True),
+        ("٢٠٢٠", ["20"], False),
+        ("İSTANBUL", ["istanbul"], True),
+        ("istanbul", ["İstanbul"], True),
+        ("Zurich", ["Zürich"], False),  # accents, points and prefixes count
+        ("U.S.", ["US"], False),
+        ("בפריז", ["פריז"], False),
         ("", ["Paris"], False),
         ("anything", ["", "  "], False),
         ("anything", [], False),

@@ -53,6 +53,8 @@ def test_both_scorings_are_kept_and_one_counts():
     contained = score(make_prompts(facts), outputs, {}, CONTAINMENT)
     assert contained.correct == (True, True)
     assert contained.by(WHOLE_WORDS).accuracy().mean == words.accuracy().mean == 0.5
+    assert contained.by(CONTAINMENT) == contained
+    assert contained.by(WHOLE_WORDS).shortcut_rate() is None  # it was told which wrong answers by containment are it
     with pytest.raises(DataError, match="must be one of whole-words, containment, exact-match, got 'exact'"):
         score(make_prompts(facts), outputs, {}, "exact")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -225,6 +226,24 @@ def test_answers_of_another_relation_are_no_rivals_and_one_that_others_go_on_fro
     assert [one[-1] for one in shown] == ["</s>", "0", "8", "2", "3"]
     assert [one[1:3] for one in shown[:3]] == [["1", "9"]] * 3
     assert [encoding.ids[-1] for encoding in encodings[3:]] == [tokenizer.convert_tokens_to_ids("▁")] * 2
+
+
+@pytest.mark.parametrize(
+    ("years", "alike"),
+    [(("1999", "1815", "1742", "2001"), 3), (("1999", "1815", "1742", "1001"), 0), (("1999", "1999", "2001", "3"), 0)],
+)
+def test_answers_that_share_the_token_that_is_read_are_counted(years: tuple[str, ...], alike: int) -> None:
+    tokenizer, prompts = tiny_tokenizer("metaspace"), spaced(years)
+    model = load_model(tiny_model("llama"), tokenizer=tokenizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        push = read_relevance(model, prompts).push.values
+        read_relevance(model, prompts[:1], among=prompts[1:])
+    told = [str(warning.message) for warning in caught if "relevance is read at one token" in str(warning.message)]
+    assert [text.partition(":")[2].split()[:3] for text in told] == (
+        [["3", "of", "4"], ["1", "of", "1"]] if alike else []
+    )
+    assert push.isfinite().all()
 
 
 @pytest.mark.parametrize("family", DEEP)

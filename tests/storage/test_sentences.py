@@ -24,11 +24,16 @@ def a_salience(mean: tuple[float, ...], low: tuple[float, ...], high: tuple[floa
     [
         (
             a_salience((0.5, -0.9), (0.1, -1.0), (0.7, 0.2)),
-            "rises with popularity (Spearman +0.50 [+0.10, +0.70]",
+            "rises with popularity at 1 of 2 layers (layer 0; most: Spearman +0.50 [+0.10, +0.70] at layer 0).",
         ),
         (
             a_salience((0.5, -0.9), (0.1, -1.0), (0.7, -0.2)),
-            "falls with popularity (Spearman -0.90 [-1.00, -0.20]",
+            "rises with popularity at 1 of 2 layers (layer 0; most: Spearman +0.50 [+0.10, +0.70] at layer 0), but "
+            "falls with popularity at 1 of 2 layers (layer 1; most: Spearman -0.90 [-1.00, -0.20] at layer 1).",
+        ),
+        (
+            a_salience((-0.5, -0.9), (-0.7, -1.0), (-0.1, -0.2)),
+            "falls with popularity at 2 of 2 layers (layers 0 and 1; most: Spearman -0.90 [-1.00, -0.20] at layer 1).",
         ),
         (
             a_salience((0.1, -0.2), (-0.1, -0.5), (0.3, 0.2)),
@@ -41,7 +46,7 @@ def a_salience(mean: tuple[float, ...], low: tuple[float, ...], high: tuple[floa
         ),
     ],
 )
-def test_the_largest_sure_correlation_is_named(salience: Salience, expected: str) -> None:
+def test_every_sure_direction_is_named_with_its_layers(salience: Salience, expected: str) -> None:
     text = answer(salience)
     assert text.startswith("a: 50.0% [40.0, 60.0] of answers are among the first 3 of their relation")
     assert expected in text
