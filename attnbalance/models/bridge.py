@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge_weights import Weights, weights_of
-from attnbalance.models.build_bridge import build_bridge, refusing
+from attnbalance.models.build_bridge import build_bridge, fold_residual_multiplier, refusing
 from attnbalance.models.forward import base_of, evaluating, position_limit, uncapped
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.merge_adapters import merged
@@ -184,6 +184,7 @@ def bridge_of(model: HookedModel) -> BridgedModel:
         raise ModelError(f"{model.name} is spread over {len(devices)} devices; load it on one to take it apart")
     check_multipliers(base_of(model.model).config, model.name)
     twin = base_of(merged(model)).float().eval().requires_grad_(False)
+    fold_residual_multiplier(twin)
     with refusing(model):
         bridge = build_bridge(model, twin)
         return _checked(BridgedModel(bridge, weights_of(bridge), model, model.layers))

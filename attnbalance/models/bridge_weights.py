@@ -15,7 +15,8 @@ class Weights:
 
     Nothing is folded: norms come between the residual stream and W_Q, W_K, W_V (see `BridgedModel.value_input`). Keys
     and values have as many heads as queries; grouped ones are repeated. Biases that a family lacks are zero. Where a
-    family scales its logits (Cohere, Granite), a bridge's W_U and b_U hold the scale.
+    family scales its logits (Cohere, Granite), a bridge's W_U and b_U hold the scale; where it multiplies what layers
+    add (Granite), W_O, W_out and their biases hold the factor.
     """
 
     W_E: Float[Tensor, "vocab d_model"]

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.nn import Module
+from torch.nn import Linear, Module
 
 from attnbalance.errors import ModelError
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
+
+ENDS = (("self_attn", "o_proj"), ("mlp", "down_proj"))
+"""The linear maps with which attention and MLP end, in families that multiply what layers add."""
 
 
 def build_bridge(model: HookedModel, twin: Module) -> Any:
@@ -41,6 +44,22 @@ def build_bridge(model: HookedModel, twin: Module) -> Any:
             "projected first: what a layer adds cannot be read out directly"
         )
     return bridge
+
+
+def fold_residual_multiplier(twin: Module) -> None:
+    """Put the factor of what layers add to the residual stream (Granite) into their last weights: the same model.
+
+    A layer whose attention and MLP do not end in one linear map each (a mixture of experts) is left as it is.
+    """
+    for layer in twin.modules():
+        factor = getattr(layer, "residual_multiplier", 1.0)
+        ends = [getattr(getattr(layer, *part, None), name, None) for *part, name in ENDS]
+        if factor == 1 or not all(isinstance(end, Linear) for end in ends):
+            continue
+        for end in ends:
+            for parameter in end.parameters():  # pyright: ignore[reportOptionalMemberAccess]
+                parameter.data.mul_(factor)
+        layer.residual_multiplier = twin.config.residual_multiplier = 1.0  # pyright: ignore
 
 
 @contextmanager

@@ -196,6 +196,9 @@ def test_a_final_softcap_is_undone_even_where_it_flattens_the_logits() -> None:
 SCALED = (
     transformers.CohereConfig(**GROUPED, logit_scale=0.25, pad_token_id=None),
     transformers.GraniteConfig(**GROUPED, logits_scaling=8.0, pad_token_id=None),
+    transformers.GraniteConfig(  # the factors of Granite 3.1's smallest
+        **GROUPED, residual_multiplier=0.22, logits_scaling=8.0, embedding_multiplier=12.0, pad_token_id=None
+    ),
 )
 
 
@@ -214,8 +217,8 @@ def test_a_familys_scale_of_logits_is_in_every_entry(config: PretrainedConfig) -
 
 
 def test_a_scale_that_attribution_has_no_entry_for_is_refused() -> None:
-    config = transformers.GraniteConfig(**GROUPED, residual_multiplier=0.5, pad_token_id=None)
-    with pytest.raises(ModelError, match=r"GraniteForCausalLM: .*head outputs of layer 0"):
+    config = transformers.GraniteMoeConfig(**GROUPED, residual_multiplier=0.5, num_local_experts=2, pad_token_id=None)
+    with pytest.raises(ModelError, match=r"GraniteMoeForCausalLM: .*head outputs of layer 0"):
         read_direct_attribution(bridge_of(hooked(config)), answer_tokens())
 
 

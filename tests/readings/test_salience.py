@@ -222,6 +222,18 @@ def test_mlp_salience_in_context_is_what_the_mlp_writes_at_the_subjects_last_tok
         near(read_mlp_salience(bridged, answer_tokens, at="context", batch_size=size).values[..., 0], expected)
 
 
+@torch.no_grad()
+def test_a_factor_of_what_layers_add_is_in_salience_and_leaves_the_model_as_it_was(answer_tokens: AnswerTokens) -> None:
+    config = AutoConfig.for_model("granite", **GROUPED, pad_token_id=None, residual_multiplier=0.22)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    bridged = opened(model, answer_tokens)
+    expected = 0.22 * (in_context(model, answer_tokens, "mlp") * direction(model, answer_tokens)[:, None]).sum(-1)
+    near(read_mlp_salience(bridged, answer_tokens, at="context").values[..., 0], expected)
+    assert model.config.residual_multiplier == model.model.layers[0].residual_multiplier == 0.22
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("family", "last"), [("llama", "mlp.down_proj"), ("gpt2", "mlp.c_proj"), ("gemma2", "mlp.down_proj")]
 )
