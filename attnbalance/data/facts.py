@@ -223,12 +223,15 @@ class FactSet:
     def merged(self) -> FactSet:
         """One fact for each (subject, relation, question), with all answers in order and the largest known popularity.
 
+        Subjects and questions are the same however their accents are typed (NFC); the first spelling is kept.
+
         A question cannot distinguish two entities of the same name, so the answers of both are accepted. Raises
         `DataError` for one question with two values of `subject_start`, or two of `statement`.
         """
         groups: dict[tuple[str, str, str | None], list[Fact]] = {}
         for fact in self.facts:
-            groups.setdefault((fact.subject, fact.relation, fact.question), []).append(fact)
+            question = fact.question and unicodedata.normalize("NFC", fact.question)
+            groups.setdefault((fact.composed_subject, fact.relation, question), []).append(fact)
         return replace(self, facts=tuple(map(_merge, groups.values())))
 
 

@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from attnbalance.arguments import expects
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.parameters import Chosen, FrozenWeights
+from attnbalance.finetuning.parameters import Chosen, FrozenWeights, frozen_in
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -83,7 +83,7 @@ def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | i
             masks[lora.format("A")] = columns.expand(rank, -1)
             inputs = adapted.get_parameter(lora.format("A")).data
             inputs.masked_fill_(~columns.to(inputs.device), 0)
-    return adapted, FrozenWeights(masks)  # pyright: ignore[reportReturnType]
+    return adapted, frozen_in(adapted, masks)  # pyright: ignore[reportReturnType]
 
 
 def peft_config(fields: Mapping[str, Any]) -> PeftConfig:

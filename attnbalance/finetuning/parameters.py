@@ -44,6 +44,10 @@ class Region(NamedTuple):
     """The query heads; None: everything that the layers have of the part."""
 
 
+TRAINED_IN_PART = "attnbalance_trained_in_part"
+"""The attribute of a parameter that says whether only some of its entries are to be trained."""
+
+
 class Part(NamedTuple):
     """One part of a choice."""
 
@@ -189,7 +193,20 @@ def train_only(model: PreTrainedModel, chosen: Chosen) -> FrozenWeights:
     """Let a model train the chosen entries only; pass the result to the trainer, which keeps the others frozen."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen.masks)
-    return FrozenWeights({name: mask for name, mask in chosen.masks.items() if mask is not None})
+    return frozen_in(model, {name: mask for name, mask in chosen.masks.items() if mask is not None})
+
+
+def frozen_in(model: nn.Module, masks: Mapping[str, Bool[Tensor, ...]]) -> FrozenWeights:
+    """The frozen weights of a model with these masks; its parameters are marked, so that trainers miss them."""
+    for name, parameter in model.named_parameters():
+        setattr(parameter, TRAINED_IN_PART, name in masks)
+    return FrozenWeights(masks)
+
+
+def trained_in_part(model: nn.Module) -> list[str]:
+    """The names of trained parameters that `train_only` or `add_lora` chose only in part."""
+    named = model.named_parameters()
+    return [name for name, each in named if each.requires_grad and getattr(each, TRAINED_IN_PART, False)]
 
 
 def _region(piece: str, text: str) -> Region:

@@ -21,6 +21,7 @@ from attnbalance.finetuning.example_sets import tokenizer_of
 from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import check_start
 from attnbalance.finetuning.objectives.objective import Objective
+from attnbalance.finetuning.parameters import trained_in_part
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, check_adapters, hook
 from attnbalance.models.length_thresholds import length_thresholds
@@ -38,6 +39,8 @@ DATA = {
     "pad_to_multiple_of": (None,),
     "shuffle_dataset": (False,),
     "completion_only_loss": (None, True),
+    "eos_token": (None,),
+    "chat_template_path": (None,),
     "train_sampling_strategy": ("random", "sequential"),
 }
 """Settings that change data sets and batches, with the values that leave examples unchanged."""
@@ -120,6 +123,12 @@ def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, 
         raise ModelError(
             "project, weight-anchor and a gradient rank need whole gradients that are not scaled: "
             "use DDP instead of FSDP or DeepSpeed, and bf16 instead of fp16"
+        )
+    held = [] if partly else trained_in_part(trainer.model)  # pyright: ignore[reportArgumentType]
+    if held:
+        raise ModelError(
+            f"{held[0]} is to be trained in part, and would be trained whole: pass what train_only or add_lora "
+            "returned as frozen="
         )
     if rules or partly:
         check_optimizer(trainer)

@@ -15,6 +15,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from attnbalance.errors import DataError, ModelError
+from attnbalance.finetuning.adapters import add_lora
 from attnbalance.finetuning.examples import QUERY, SPAN, collate, make_examples
 from attnbalance.finetuning.parameters import select_weights, train_only
 from attnbalance.finetuning.trainer import ObjectiveMixin, ObjectiveTrainer
@@ -252,6 +253,7 @@ def test_a_loss_of_the_models_own_is_refused_beside_an_objective(tmp_path):
         ({"pad_to_multiple_of": 8}, "pad_to_multiple_of=8"),
         ({"shuffle_dataset": True}, "shuffle_dataset=True"),
         ({"completion_only_loss": False}, "completion_only_loss=False"),
+        ({"eos_token": "<pad>"}, "eos_token=<pad>"),
         ({"max_length": 20}, r"max_length=20 \(an example has \d\d tokens\)"),
     ],
 )
@@ -329,6 +331,20 @@ def test_optimizers_that_step_in_the_backward_pass_are_refused_where_gradients_a
     frozen = train_only(model, select_weights(model, "q"))
     with pytest.raises(ModelError, match="optim=galore_adamw_layerwise takes its step"):
         made(tmp_path, "ce", model, args=settings(tmp_path, optim="galore_adamw_layerwise"), frozen=frozen)
+
+
+def test_weights_that_are_to_be_trained_in_part_are_not_trained_whole(tmp_path):
+    model = tiny_model("llama")
+    frozen = train_only(model, select_weights(model, "q@1.0"))
+    with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.q_proj\.weight is to be trained in part.*as frozen="):
+        made(tmp_path, "ce", model)
+    made(tmp_path, "ce", model, frozen=frozen)
+    assert not train_only(model, select_weights(model, "q@1"))  # whole matrices need nothing
+    made(tmp_path, "ce", model)
+    lora, frozen = add_lora(model, select_weights(model, "q@1.0"), 2, 4)
+    with pytest.raises(ModelError, match=r"lora_B\.default\.weight is to be trained in part"):
+        made(tmp_path, "ce", lora)
+    made(tmp_path, "ce", lora, frozen=frozen)
 
 
 def adapted(**options):

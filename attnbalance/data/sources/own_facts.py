@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,18 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """What a cell of text with a number looks like; Python would also read "1_0" and "nan"."""
 
 
+TUPLE = re.compile(r"""\(\s*(['"]).*\1\s*,?\s*\)""", re.DOTALL)
+"""How pandas writes a tuple of texts into a table."""
+
+
 def load_own(path: str | Path) -> FactSet:
     """Facts from a table with one fact in each row, and the columns of `REQUIRED` and, optionally, `OPTIONAL`.
 
-    `answers` is a list, or a string that is one answer or a JSON list of them. Subjects, relations and answers are text
-    or whole numbers, which are read as text, without the white space around them. Raises `DataError`, naming the row
-    and the column, for a missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation
-    and question are merged, and counted in `dropped`.
+    `answers` is a list, or a string that is one answer or a JSON list of them; a string with "|" is warned of, for
+    other tables separate answers so. Subjects, relations and answers are text or whole numbers, which are read as text,
+    without the white space around them. Raises `DataError`, naming the row and the column, for a missing or unknown
+    column and for what `Fact` refuses. Rows with the same subject, relation and question are merged, and counted in
+    `dropped`.
     """
     rows = read_rows(path)
     known = (*REQUIRED, *OPTIONAL)
@@ -43,6 +49,13 @@ def load_own(path: str | Path) -> FactSet:
         if missing:
             raise DataError(f"{where}: no {missing[0]!r}; a facts file needs {', '.join(REQUIRED)} in every row")
         facts.append(_fact(row, where))
+    joined = [fact.answer for fact in facts if len(fact.answers) == 1 and "|" in fact.answer]
+    if joined:
+        warnings.warn(
+            f"{path}: {len(joined)} answers hold a '|', such as {joined[0]!r}, and count as one answer each; write "
+            'several as a JSON list: ["first", "second"]',
+            stacklevel=2,
+        )
     merged = FactSet(tuple(facts), str(path)).merged()
     repeated = len(facts) - len(merged)
     dropped = {"merged into an earlier row of the same question": repeated} if repeated else {}
@@ -84,6 +97,8 @@ def answers_of(value: object) -> tuple[str, ...]:
             value = parse_json(value)
         except DataError as error:
             raise DataError(f"answers {value!r} is not a JSON list ({error})") from error
+    if isinstance(value, str) and TUPLE.fullmatch(value.strip()):
+        raise DataError(f"answers must be one answer or a JSON list, got the Python tuple {value!r}")
     texts = [text_of(answer, "an answer").strip() for answer in (value if isinstance(value, list) else [value])]
     return tuple(dict.fromkeys(texts))
 

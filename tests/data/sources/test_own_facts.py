@@ -59,6 +59,26 @@ def test_white_space_around_texts_and_numbers_is_left_out(tmp_path: Path) -> Non
     assert facts.facts == (Fact("Oslo", "country", ("Norway", "Noreg"), 150.0),)
 
 
+def test_answers_in_one_cell_that_are_no_json_list_are_refused_or_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "facts.csv"
+    for cell in ("\"('x', 'y')\"", "\"('x',)\""):
+        path.write_text(f"subject,relation,answers\nA,b,{cell}\n")
+        with pytest.raises(DataError, match="row 1: answers must be one answer or a JSON list, got the Python tuple"):
+            load_own(path)
+    path.write_text("subject,relation,answers\nA,b,x|y\nB,b,(What's the Story) Morning Glory?\n")
+    with pytest.warns(UserWarning, match=r"1 answers hold a '\|', such as 'x\|y', and count as one answer each"):
+        facts = load_own(path)
+    assert [fact.answers for fact in facts] == [("x|y",), ("(What's the Story) Morning Glory?",)]
+
+
+def test_rows_of_one_subject_typed_in_two_ways_are_one_question(tmp_path: Path) -> None:
+    path = tmp_path / "facts.csv"
+    path.write_text("subject,relation,answers\nCaf\u00e9,b,c\nCafe\u0301,b,d\nCafe,b,e\n")
+    facts = load_own(path)
+    assert [(fact.subject, fact.answers) for fact in facts] == [("Caf\u00e9", ("c", "d")), ("Cafe", ("e",))]
+    assert sum(facts.dropped.values()) == 1
+
+
 def test_rows_of_one_question_are_merged_and_counted(tmp_path: Path) -> None:
     facts = load_own(written(tmp_path, GOOD, GOOD | {"answers": ["Ciudad de los Reyes"]}))
     assert facts[0].answers == ("Lima", "Ciudad de los Reyes")
