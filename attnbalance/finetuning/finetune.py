@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 
 from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
-from attnbalance.files.outputs import as_folder
+from attnbalance.files.outputs import MARKER, as_folder, read_json
 from attnbalance.files.seals import check_files
 from attnbalance.files.work import close_work, is_finished
 from attnbalance.finetuning.runs import KIND, Run, load_run
@@ -67,6 +69,13 @@ def run_in(out: Path, config: Mapping[str, object], train: Callable[[], None]) -
     """The finished run in a folder; `train` makes it unless it is there, with the same config and unchanged files."""
     if is_finished(out, KIND, config):
         check_files(out)
+        now, versions = metadata.version("attnbalance"), read_json(out / MARKER).get("versions")
+        if isinstance(versions, dict) and versions.get("attnbalance") not in (None, now):
+            warnings.warn(
+                f"{out} was trained by attnbalance {versions['attnbalance']}, and is not trained again by {now}; remove "
+                "it, or name another folder, to do so",
+                stacklevel=4,
+            )
     else:
         train()
     close_work(out)

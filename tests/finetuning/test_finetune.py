@@ -118,6 +118,10 @@ def test_a_run_of_an_older_version_is_finished(llama, tmp_path):
         write_json(folder / MARKER, {name: record[name] for name in record if name not in ("sha256", "files_sha256")})
     assert finetune(llama, SPLIT, tmp_path / "run", short()) == run
     assert load_model(run.checkpoints[4]).model is not None
+    record = read_json(run.path / MARKER)
+    write_json(run.path / MARKER, record | {"versions": record["versions"] | {"attnbalance": "0.0.1"}})
+    with pytest.warns(UserWarning, match=r"was trained by attnbalance 0\.0\.1, and is not trained again by"):
+        assert finetune(llama, SPLIT, tmp_path / "run", short()).best_step == run.best_step
 
 
 def test_a_folder_made_with_other_settings_is_refused(llama, tmp_path):
