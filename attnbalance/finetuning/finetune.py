@@ -72,8 +72,8 @@ def run_in(out: Path, config: Mapping[str, object], train: Callable[[], None]) -
         now, versions = metadata.version("attnbalance"), read_json(out / MARKER).get("versions")
         if isinstance(versions, dict) and versions.get("attnbalance") not in (None, now):
             warnings.warn(
-                f"{out} was trained by attnbalance {versions['attnbalance']}, and is not trained again by {now}; remove "
-                "it, or name another folder, to do so",
+                f"{out} was trained by attnbalance {versions['attnbalance']}, and is not trained again by {now}; "
+                "remove it, or name another folder, to do so",
                 stacklevel=4,
             )
     else:

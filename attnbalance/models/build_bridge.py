@@ -53,7 +53,7 @@ def fold_residual_multiplier(twin: Module) -> None:
     """
     for layer in twin.modules():
         factor = getattr(layer, "residual_multiplier", 1.0)
-        ends = [getattr(getattr(layer, *part, None), name, None) for *part, name in ENDS]
+        ends = [getattr(getattr(layer, part, None), name, None) for part, name in ENDS]
         if factor == 1 or not all(isinstance(end, Linear) for end in ends):
             continue
         for end in ends:
