@@ -51,6 +51,37 @@ OTHER_RELATIONS = {
     "replay-0.7": "replay, adapter times 0.7",
     "half-replay": "replay, adapter halved",
 }
+LABELS = {
+    "no training: statement": "no training, asked by statement",
+    "no training: question": "no training, asked by question",
+    "no training: few-shot": "no training, few-shot",
+    "constant answer": "constant answer",
+    "plain": "plain (`ce`, all weights)",
+    "anchored": "anchored",
+    "state-anchor": "`state-anchor(statement)` alone",
+    "shuffled-labels": "anchored, shuffled answers",
+    "self-labels": "plain on the base's own answers",
+}
+LEAGUE = {name: LABELS[name] for name in ("constant answer", "plain", "anchored")}
+REPLAY = {
+    "constant answer": "constant answer",
+    "plain": "plain, 120 steps",
+    "plain-as-long": "plain, 960 steps",
+    "recommended": "`recommended`, 120 steps",
+    "anchored": "anchored, 120 steps, LoRA",
+    "replay-known": "replay of known facts, 960 steps",
+    "replay-generated": "replay of generated facts, 960 steps",
+    "replay-generated-more": "the same, `--replay-share 0.85`",
+}
+STUDY_COLUMNS = {
+    "extraction": "extraction ratio",
+    "kept": "kept",
+    "accuracy": "accuracy",
+    "popular": "most popular fifth",
+    "gain": "against plain, points",
+    "new_facts": "new facts",
+    "drift": "drift, nats",
+}
 COLUMNS = {
     "kept": "kept, asked as trained",
     "kept, other answers": "of these, other answers than the usual one",
@@ -86,6 +117,11 @@ def make_all() -> None:
         "real-model": seeds_table("real-model", METHODS, (0, 1, 2)),
         "real-model-rivals": intervals_table("real-model", RIVALS, COLUMNS),
         "other-relations": intervals_table("other-relations", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
+        "labels-synthetic": study_table("labels", "synthetic", "bottom", LABELS),
+        "labels-popqa": study_table("labels", "popqa", "bottom", LABELS),
+        "league-synthetic": study_table("league", "synthetic", "top", LEAGUE),
+        "league-popqa": study_table("league", "popqa", "top", LEAGUE),
+        "replay": study_table("replay", "small", "bottom", REPLAY),
         **{name: split_table(name) for name in ("popularity", "context", "instruct")},
     }
     for name, text in pages.items():
@@ -196,6 +232,31 @@ def interval_cell(column: str, interval: Mapping[str, float] | None) -> str:
         return f"{interval['mean']:.2f}"
     mean, low, high = (whole_percent(interval[name]) for name in ("mean", "low", "high"))
     return f"{mean}% [{low}, {high}]"
+
+
+def study_table(folder: str, world: str, split: str, names: Mapping[str, str]) -> str:
+    """A study's rows of one world and split, with their intervals over seeds."""
+    found = json.loads((RESULTS / folder / "study.json").read_text())["rows"]
+    by_method = {row["method"]: row for row in found if (row["world"], row["split"]) == (world, split)}
+    rows = [["", *STUDY_COLUMNS.values()]]
+    for method, name in names.items():
+        row = by_method[method] | {"popular": by_method[method]["quintiles"][0]}
+        rows.append([name, *(study_cell(column, row[column]) for column in STUDY_COLUMNS)])
+    return markdown(rows)
+
+
+def study_cell(column: str, interval: Mapping[str, float] | None) -> str:
+    """A ratio, a drift, a share in percent or a difference in points, with its interval."""
+    if interval is None:
+        return ""
+    numbers = [interval[name] for name in ("mean", "low", "high")]
+    if column in ("extraction", "drift"):
+        mean, low, high = (f"{number:.2f}" for number in numbers)
+        return f"{mean} [{low}, {high}]"
+    if column == "gain":
+        mean, low, high = (f"{100 * number:+.1f}" for number in numbers)
+        return f"{mean} [{low}, {high}]"
+    return interval_cell(column, interval)
 
 
 def whole_percent(share: float) -> str:

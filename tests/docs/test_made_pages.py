@@ -37,6 +37,17 @@ def test_halves_of_a_percent_are_rounded_up_and_intervals_are_not_rounded_twice(
         assert made.whole_percent(share) == shown
 
 
+def test_a_studys_row_shows_the_means_and_intervals_of_its_file(made: ModuleType) -> None:
+    table = made.study_table("labels", "popqa", "bottom", {"constant answer": "constant", "plain": "plain (`ce`)"})
+    committed = (ROOT / "benchmarks" / "results" / "labels" / "table.md").read_text().split("**popqa**")[1]
+    for name, shown in (("constant answer", "constant"), ("plain", "plain (`ce`)")):
+        cells = next(line for line in committed.splitlines() if line.startswith(f"| {name} |")).split("|")
+        row = next(line for line in table.splitlines() if line.startswith(f"| {shown} |")).split("|")
+        assert row[2].split()[0] == f"{float(cells[3].split()[0]):.2f}"
+        assert row[3].split()[0] == f"{float(cells[4].split('%')[0]):.0f}%"
+        assert row[6].strip() == cells[7].strip()  # points against plain, to one digit in both
+
+
 def test_scores_count_the_claims_of_each_paper_in_its_setting(made: ModuleType) -> None:
     figures = made.load_figures()
     table = made.scores_table(figures)
