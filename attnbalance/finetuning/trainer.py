@@ -13,6 +13,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from transformers.trainer_utils import get_last_checkpoint
 
 from attnbalance.errors import DataError, DivergenceError, ModelError
+from attnbalance.finetuning.base_cost import announce
 from attnbalance.finetuning.base_targets import BaseTargets
 from attnbalance.finetuning.bases import base_sums, check_resumed, keep_base, warn_of_checkpoint
 from attnbalance.finetuning.callbacks import LogBase, RestoreFrozen
@@ -135,16 +136,18 @@ class ObjectiveMixin(_Base):
         check_data(self, collator, max(len(example.ids) for example in examples))
         tested = [example for data in data_sets(self.eval_dataset) for example in as_list(data)]
         watches = self.compute_metrics is None
+        how = {"batch_size": self.args.per_device_eval_batch_size, "seed": self.args.seed}
         reads = self.objective.needs.rows or self.objective.needs_base or (watches and about_facts(tested))
         if reads or crosses_threshold(model, examples):
             self._hooked = hooked_for(self, self.objective, examples)
         if self._hooked is not None and self.objective.needs_base:
             bar = self.is_world_process_zero() and not self.args.disable_tqdm
             self._targets = BaseTargets(self.objective, self._hooked, self._base_sums, self.args.output_dir, bar)
+            if bar:
+                announce(examples, len(tested), self.objective, self._hooked, how["batch_size"])
         self.train_dataset = self._with_targets(self.train_dataset)
         if self._hooked is not None and self.train_dataset is not None and self.objective.forms:
-            size, seed, data = self.args.per_device_eval_batch_size, self.args.seed, as_list(self.train_dataset)
-            self.base_completes = completion_rates(data, self.objective, self._hooked, batch_size=size, seed=seed)
+            self.base_completes = completion_rates(as_list(self.train_dataset), self.objective, self._hooked, **how)
             warn_of_weak_forms(self.base_completes, self.objective)
         if self._targets is not None and self.train_dataset is not None:
             self._targets.set_train(as_list(self.train_dataset))
