@@ -49,13 +49,7 @@ PRINTED = (
     Printed(XU_CHEN, "Figure 1", "the architecture", instead=DRAWING),
     Printed(XU_CHEN, "Figures 2 and 3", "accuracy by K, beta and M", ("xu-chen-fig2",)),
     Printed(XU_CHEN, "Figure 4", "GPT-2 on directors of PopQA", ("xu-chen-popqa",)),
-    Printed(
-        XU_CHEN,
-        "Section 7.1, table",
-        "Llama-3.2-1B on capitals of PopQA, frequent against rare",
-        instead="not one command yet: `attnbalance finetune --relations capital --split top` (or bottom), then "
-        "`attnbalance curve --recall --scoring exact-match`",
-    ),
+    Printed(XU_CHEN, "Section 7.1, table", "Llama-3.2-1B on capitals of PopQA", ("xu-chen-capitals",)),
     Printed(XU_CHEN, "Table 3", "architectures", ("xu-chen-table3",)),
     Printed(
         XU_CHEN, "Figure 5", "attention after training", instead="`ghosal-fig6` and tutorial 06 draw such attention"

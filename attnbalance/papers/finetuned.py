@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,16 +21,49 @@ from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
-from attnbalance.papers.figure import CellResult, Condition
+from attnbalance.papers.figure import Cell, CellResult, Condition
 from attnbalance.papers.sources import model_of
 from attnbalance.readings.attention import read_subject_attention
 from attnbalance.readings.recall import Recall, recall, score
+
+BASE = "untrained"
+"""The split of the cells of the untrained model."""
 
 UNTRAINED = ("zero-shot", "few-shot", "constant answer")
 """Baselines: the untrained model, asked by the question alone or after four answered ones; and the validation facts'
 most frequent answer to each relation."""
 
 LOSS = "validation loss"
+
+
+def grid_cells(
+    name: str,
+    scale: str,
+    seeds: Sequence[int],
+    splits: Sequence[str],
+    configurations: Sequence[Mapping[str, Any]],
+    training: Mapping[str, Any],
+    known: Mapping[str, Any],
+) -> list[Cell]:
+    """For each seed, a cell of the untrained model (split `BASE`), and one for each split and configuration.
+
+    Args:
+        name: What the cells' names begin with.
+        scale: The scale.
+        seeds: The seeds.
+        splits: What to train on.
+        configurations: Settings of finetuning that are tried on each split.
+        training: The settings that all have.
+        known: What else the cells depend on.
+    """
+    cells = []
+    for seed in seeds:
+        for split, configuration in ((BASE, {}), *itertools.product(splits, configurations)):
+            parts = [f"{key}-{value:g}" for key, value in configuration.items()]
+            cell = "-".join([name, scale, split, *parts, f"seed-{seed}"]).replace("_", "-")
+            own = {"seed": seed, "split": split, "scale": scale, "training": {**training, **configuration}}
+            cells.append(Cell(cell, own | dict(known)))
+    return cells
 
 
 def run_finetuning(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
@@ -137,19 +171,15 @@ def by_tuned(
     return tuple(value(result.values) for result in tuned(results, split).values())
 
 
-def untrained(results: Sequence[CellResult], split: str, name: str) -> list[Mapping[str, Any]]:
+def untrained(results: Sequence[CellResult], name: str) -> list[Mapping[str, Any]]:
     """What one of `UNTRAINED` answers, by seed, from the cells of the untrained model."""
-    cells = [result for result in results if result.settings["split"] == split]
+    cells = [result for result in results if result.settings["split"] == BASE]
     return [result.values[name] for result in sorted(cells, key=lambda result: result.settings["seed"])]
 
 
-def model_condition(results: Sequence[CellResult], split: str, says: str, least: float, most: float) -> Condition:
-    """Whether the model is a base model, not a chat model, with `least` to `most` parameters.
-
-    says: such a model, in words.
-    split: what the cells of the untrained model have for a split.
-    """
-    cell = next(result for result in results if result.settings["split"] == split)
+def model_condition(results: Sequence[CellResult], says: str, least: float, most: float) -> Condition:
+    """Whether the model is a base model, not a chat model, with `least` to `most` parameters; `says` so in words."""
+    cell = next(result for result in results if result.settings["split"] == BASE)
     count, chat = cell.values["parameters"], cell.values["chat"]
     kind = "a chat model" if chat else "a base model"
     measured = f"{Path(cell.settings['model']).name}, {kind} of {count / 1e9:.2g} billion parameters"

@@ -22,11 +22,13 @@ from attnbalance.papers.figure import (
     over_seeds,
 )
 from attnbalance.papers.finetuned import (
+    BASE,
     UNTRAINED,
     accuracy,
     accuracy_of_top,
     ask_untrained,
     by_tuned,
+    grid_cells,
     grid_condition,
     guess_rate,
     model_condition,
@@ -42,9 +44,6 @@ ANSWERS = {"country": "United States of America", "sport": "association football
 """What is taught: Table 1's answers, as PopQA spells them. Its most frequent occupation is another one."""
 
 HALVES = ("top", "bottom")
-BASE = "untrained"
-"""Marks the cells of the untrained model."""
-
 ADAPTERS = tuple({"lora_rank": rank, "lora_alpha": 2.0 * rank} for rank in (8, 16, 32, 64))
 RATES, DECAYS = (1e-5, 1e-4, 1e-3), (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 GRIDS: dict[str, list[dict[str, Any]]] = {
@@ -78,16 +77,8 @@ PARAMETERS = (6e9, 8e9)
 
 
 def _cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
-    known = {**sources.of_facts(), **sources.of_model(), "tested": TESTED[scale], "scale": scale}
-    known["new tokens"] = NEW_TOKENS
-    cells = []
-    for seed in seeds:
-        for half, configuration in ((BASE, {}), *itertools.product(HALVES, GRIDS[scale])):
-            training = TRAINING[scale] | configuration
-            parts = [f"{name}-{value:g}" for name, value in configuration.items()]
-            name = "-".join(["popqa-controlled", scale, half, *parts, f"seed-{seed}"]).replace("_", "-")
-            cells.append(Cell(name, {"seed": seed, "split": half, "training": training} | known))
-    return cells
+    known = {**sources.of_facts(), **sources.of_model(), "tested": TESTED[scale], "new tokens": NEW_TOKENS}
+    return grid_cells("popqa-controlled", scale, seeds, HALVES, GRIDS[scale], TRAINING[scale], known)
 
 
 def _split(settings: Mapping[str, Any]) -> Split:
@@ -112,14 +103,14 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _setting(results: Sequence[CellResult]) -> tuple[Condition, ...]:
     return (
-        model_condition(results, BASE, "a base model of 7 billion parameters", *PARAMETERS),
+        model_condition(results, "a base model of 7 billion parameters", *PARAMETERS),
         grid_condition(results, "all configurations of Table 4 are tried, and all facts tested"),
     )
 
 
 def _panels_2(results: Sequence[CellResult]) -> list[Panel]:
     methods = (*UNTRAINED, *(f"FT-{half}" for half in HALVES))
-    shares = [[accuracy(values) for values in untrained(results, BASE, name)] for name in UNTRAINED]
+    shares = [[accuracy(values) for values in untrained(results, name)] for name in UNTRAINED]
     shares += [list(by_tuned(results, half, accuracy)) for half in HALVES]
     guesses = [by_tuned(results, half, guess_rate) for half in HALVES]
     steps = [by_tuned(results, half, lambda values: values["best step"]) for half in HALVES]
@@ -137,7 +128,7 @@ def _points(label: str, names: Sequence[str], shares: Sequence[Sequence[float]])
 
 def _claims_2(results: Sequence[CellResult]) -> list[Claim]:
     top, bottom = (by_tuned(results, half, accuracy) for half in HALVES)
-    zero = [accuracy(values) for values in untrained(results, BASE, UNTRAINED[0])]
+    zero = [accuracy(values) for values in untrained(results, UNTRAINED[0])]
     guesses = [by_tuned(results, half, guess_rate) for half in HALVES]
     measured, stated = "difference in accuracy on facts with other answers", {"place": "Table 2", "least": LEAST}
     setting = _setting(results)
@@ -168,7 +159,7 @@ def _claims_2(results: Sequence[CellResult]) -> list[Claim]:
 
 
 def _panels_3(results: Sequence[CellResult]) -> list[Panel]:
-    curves = {"no finetuning": [values["attention"] for values in untrained(results, BASE, UNTRAINED[0])]}
+    curves = {"no finetuning": [values["attention"] for values in untrained(results, UNTRAINED[0])]}
     curves |= {f"FT-{h}": [result.values["attention"] for result in tuned(results, h).values()] for h in HALVES}
     difference = [minus(top, bottom) for top, bottom in zip(*(curves[f"FT-{half}"] for half in HALVES), strict=True)]
     layers = tuple(range(len(difference[0])))

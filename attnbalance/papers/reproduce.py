@@ -33,9 +33,9 @@ MOST_SEEDS = 1000
 
 def figures() -> dict[str, PaperFigure]:
     """All figures by name, in the order of the report."""
-    from attnbalance.papers import directors, ghosal_fig2, ghosal_fig6, ghosal_popqa, goyal, xu_chen
+    from attnbalance.papers import directors, ghosal_fig2, ghosal_fig6, ghosal_popqa, goyal, xu_chen, xu_chen_capitals
 
-    modules = (ghosal_fig2, ghosal_popqa, ghosal_fig6, xu_chen, directors, goyal)
+    modules = (ghosal_fig2, ghosal_popqa, ghosal_fig6, xu_chen, directors, xu_chen_capitals, goyal)
     return {figure.name: figure for module in modules for figure in module.FIGURES}
 
 

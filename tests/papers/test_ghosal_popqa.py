@@ -19,8 +19,8 @@ from attnbalance import make_prompts
 from attnbalance.data.forms import in_form
 from attnbalance.errors import ModelError
 from attnbalance.papers.figure import CellResult
-from attnbalance.papers.finetuned import LOSS, accuracy, accuracy_of_top, guess_rate, tuned
-from attnbalance.papers.ghosal_popqa import ANSWERS, BASE, FIGURES, GRIDS, _split
+from attnbalance.papers.finetuned import BASE, LOSS, accuracy, accuracy_of_top, guess_rate, tuned
+from attnbalance.papers.ghosal_popqa import ANSWERS, FIGURES, GRIDS, _split
 from attnbalance.papers.sources import Sources
 
 OTHERS = {"country": ["Norway", "Chad"], "sport": ["chess", "golf"], "occupation": ["poet", "politician"]}
