@@ -42,10 +42,43 @@ def _answer(comparison: Comparison) -> dict[str, object]:
     """The headline, and the sections on readings."""
     return {
         "headline": sentence.headline(comparison),
+        "numbers": list(_numbers(comparison)),
         "labels": [measured.label for measured in comparison.measured],
         "pair": comparison.pair,
         "readings": [_reading(comparison, title) for title in comparison.titles],
     }
+
+
+def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    """The numbers of the first screen, each with its interval and with what it is: attention, accuracy, questions."""
+    title, pair = comparison.titles[0], comparison.pair
+    if pair and comparison.comparable(title):
+        curve = comparison.difference(*pair, title)
+        i = max(range(len(curve.layers)), key=lambda layer: abs(curve.mean[layer]))
+        bounds, what = wording.bounds(curve.low[i], curve.high[i], "+"), "its largest difference"
+        yield (
+            wording.share(curve.mean[i], "+"),
+            bounds,
+            f"{title}, {' minus '.join(pair)}, at layer {curve.layers[i]}, {what}",
+        )
+    else:
+        label, curve = next(iter(comparison.curves(title).items()))
+        i = max(range(len(curve.layers)), key=lambda layer: curve.mean[layer])
+        bounds = wording.bounds(curve.low[i], curve.high[i])
+        yield wording.share(curve.mean[i]), bounds, f"{title} of {label} at layer {curve.layers[i]}, its highest"
+    recall = (comparison[pair[0]] if pair else comparison.measured[0]).recall
+    popular = recall is not None and recall.has_popular_fifth
+    group = "the most popular fifth" if popular else "all questions"
+    paired = comparison.accuracy_difference(*pair, 0 if popular else None) if pair else None
+    if paired is not None and pair is not None:
+        change = wording.points(paired.interval).split(" points ")
+        yield f"{change[0]} points", change[1], f"accuracy on {group}, {' minus '.join(pair)}"
+    elif recall is not None:
+        interval = recall.by_quintile()[0][1] if popular else recall.accuracy()
+        value, _, bounds = wording.percent_interval(interval).partition(" ")
+        yield value, bounds, f"accuracy of {comparison.measured[0].label if pair is None else pair[0]} on {group}"
+    subjects = len({prompt.fact.composed_subject for prompt in comparison.prompts})
+    yield f"{len(comparison.prompts):,}", "", f"questions about {subjects:,} subject{'s' * (subjects != 1)}"
 
 
 def _reading(comparison: Comparison, title: str) -> dict[str, object]:

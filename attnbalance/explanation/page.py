@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from attnbalance.comparison import sentences as comparison_sentences
@@ -12,6 +13,7 @@ from attnbalance.explanation.sentences import group_name, headline, hidden_sente
 from attnbalance.explanation.tables import example_json
 from attnbalance.files.outputs import write_text
 from attnbalance.readings.steering import STRENGTH
+from attnbalance.report import wording
 from attnbalance.report.figures import draw_curves
 from attnbalance.report.page import render, svg
 
@@ -33,6 +35,7 @@ def write_page(explanation: Explanation, path: Path, *, command: str | None = No
         "title": f"What became of the facts from {before} to {after}",
         "command": command,
         "headline": headline(explanation),
+        "numbers": list(_numbers(explanation)),
         "labels": list(explanation.labels),
         "pair": comparison.pair,
         "before": before,
@@ -43,6 +46,20 @@ def write_page(explanation: Explanation, path: Path, *, command: str | None = No
     }
     sections = _causes(explanation) | _rescues(explanation)
     write_text(path, render("explanation/page.html", accuracy(comparison) | making(comparison) | content | sections))
+
+
+def _numbers(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
+    """The numbers of the first screen, each with its interval and with what it is: lost answers, the margin, QK."""
+    before, after = explanation.labels
+    lost, gained = (explanation.groups[name].n if name in explanation.groups else 0 for name in ("lost", "gained"))
+    n = wording.questions(len(explanation.facts))
+    yield f"{lost:,}", f"of {n}", f"right in {before} and wrong in {after}; {gained:,} the other way"
+    name = "fifth 1" if "fifth 1" in explanation.groups else "all"
+    change, where = explanation.groups[name], group_name(name)
+    value, _, bounds = wording.nats(change.total).partition(" ")
+    yield f"{value} nats", bounds, f"change of the right answer's margin on {where}"
+    value, _, bounds = wording.percent_share(change.shares["qk"]).partition(" ")
+    yield value, bounds, "of that is caused by QK, the weights that direct attention"
 
 
 def _causes(explanation: Explanation) -> dict[str, object]:

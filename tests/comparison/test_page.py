@@ -88,6 +88,35 @@ def test_the_headline_comes_first_and_the_tags_are_balanced(tmp_path):
     assert page.open == []
 
 
+def test_three_numbers_say_what_is_seen_first(tmp_path):
+    made = a_comparison(ATTENTION, CORRECT)
+    text = re.sub(r"\s+", " ", _page(made, tmp_path).of("div.numbers"))
+    change = made.difference("top", "bottom")
+    assert text.startswith(
+        f" {change.mean[2]:+.3f} [{change.low[2]:+.3f}, {change.high[2]:+.3f}]"
+        "subject attention, top minus bottom, at layer 2, its largest difference"
+    )
+    # all of the most popular fifth, prompts 0 to 7, are right in both
+    assert "+0.0 points [-32.4, +32.4]accuracy on the most popular fifth, top minus bottom" in text
+    assert text.endswith(" 40questions about 40 subjects ")
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (a_comparison({"top": [0.1, 0.5]}, pair=None), ["subject attention of top at layer 1, its highest"]),
+        (
+            a_comparison(ATTENTION, CORRECT, pair=None, popular=False),
+            ["75.0%", "accuracy of top on all questions", "40questions about 40 subjects"],
+        ),
+        (a_comparison(ATTENTION, subject="Ann"), ["40questions about 1 subject", "+0.299subject attention"]),
+    ],
+)
+def test_one_model_and_models_without_answers_have_the_numbers_that_there_are(made, said, tmp_path):
+    text = _page(made, tmp_path).of("div.numbers")
+    assert all(part in text for part in said)
+
+
 def test_the_table_of_differences_holds_the_numbers_of_the_comparison(tmp_path):
     made = a_comparison(ATTENTION)
     curves, found = made.curves(), made.difference("top", "bottom")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny import GROUPED, count_texts, tiny_model, tiny_tokenizer
-from transformers import AutoModelForCausalLM, GraniteConfig
+from transformers import AutoModelForCausalLM, GraniteMoeConfig
 from typer.testing import CliRunner
 
 from attnbalance import Fact
@@ -176,7 +176,8 @@ def test_a_family_that_cannot_be_split_is_refused_before_anything_is_measured(
     import attnbalance.explanation.explain as module
 
     monkeypatch.setattr(module, "measure_all", lambda *_, **__: pytest.fail("measured"))
-    config = GraniteConfig(**GROUPED, residual_multiplier=0.5, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    settings = GROUPED | {"num_local_experts": 2, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    config = GraniteMoeConfig(**settings, residual_multiplier=0.5)
     folders = []
     for seed in (0, 1):
         torch.manual_seed(seed)
