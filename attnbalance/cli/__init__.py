@@ -19,7 +19,6 @@ from attnbalance.data.sources.load_facts import source_names
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Measure where finetuning takes a language model's attention off a question's subject, and what that costs.",
     epilog=f"Start with `attnbalance demo`. SOURCE is {source_names()}.",
@@ -42,23 +41,17 @@ def options(
     """Options before the command."""
 
 
+GROUPS = {
+    "Start": (demo, facts),
+    "Measure": (knowledge, curve, context, salience, explain),
+    "Finetune and compare": (finetune, instruct, context_critical, scale_adapter, study, reproduce),
+}
+"""The commands, as `attnbalance --help` groups them."""
+
 app.callback()(options)
-for command in (
-    demo,
-    facts,
-    finetune,
-    context_critical,
-    instruct,
-    scale_adapter,
-    study,
-    reproduce,
-    knowledge,
-    curve,
-    context,
-    salience,
-    explain,
-):
-    app.command()(command)
+for group, commands in GROUPS.items():
+    for command in commands:
+        app.command(rich_help_panel=group)(command)
 
 
 def main() -> None:

@@ -7,11 +7,14 @@ import logging
 import shlex
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from commands import run_command
 from transformers.utils import logging as transformers_logging
 
+from attnbalance.cli import GROUPS
 from attnbalance.cli.options import as_names, command_line, noting_reuse, say, show_progress
 from attnbalance.files.outputs import write_json
 
@@ -22,6 +25,19 @@ from attnbalance.files.outputs import write_json
 )
 def test_names_are_separated_by_commas(text: str | None, names: list[str] | None) -> None:
     assert as_names(text) == names
+
+
+def test_help_names_every_command_once_below_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    code, text = run_command("--help")
+    assert code == 0
+    names = [command.__name__.replace("_", "-") for commands in GROUPS.values() for command in commands]
+    assert len(set(names)) == len(names) == 13
+    places = [next(i for i, line in enumerate(text.splitlines()) if line.startswith(f"│ {name} ")) for name in names]
+    heads = [next(i for i, line in enumerate(text.splitlines()) if f"─ {group} ─" in line) for group in GROUPS]
+    assert places == sorted(places)
+    sizes = [sum(head < place < after for place in places) for head, after in pairwise([*heads, 10**6])]
+    assert sizes == [len(commands) for commands in GROUPS.values()]
 
 
 def test_the_command_line_can_be_typed_again(monkeypatch: pytest.MonkeyPatch) -> None:
