@@ -206,6 +206,7 @@ def main() -> None:
         simulated("Beta(.5, 8), 3 prompts a subject", beta, 0.5 / 8.5, prompts=3),
         simulated("Beta(.5, 8), a subject with a third", beta, 0.5 / 8.5, third=True),
         simulated("lognormal", np.exp, float(np.exp(0.5))),
+        simulated("lognormal, a subject with a third", np.exp, float(np.exp(0.5)), third=True),
         simulated("lognormal, layers correlated .7", np.exp, float(np.exp(0.5)), shared=0.7),
         *(real(chosen.readings) if chosen.readings else ()),
     ]

@@ -236,8 +236,8 @@ def interval_cell(column: str, interval: Mapping[str, float] | None) -> str:
 
 def study_table(folder: str, world: str, split: str, names: Mapping[str, str]) -> str:
     """A study's rows of one world and split, with their intervals over seeds."""
-    found = json.loads((RESULTS / folder / "study.json").read_text())["rows"]
-    by_method = {row["method"]: row for row in found if (row["world"], row["split"]) == (world, split)}
+    saved = json.loads((RESULTS / folder / "study.json").read_text())["rows"]
+    by_method = {row["method"]: row for row in saved if (row["world"], row["split"]) == (world, split)}
     rows = [["", *STUDY_COLUMNS.values()]]
     for method, name in names.items():
         row = by_method[method] | {"popular": by_method[method]["quintiles"][0]}

@@ -16,7 +16,7 @@ from attnbalance.readings.reading import Reading
 from attnbalance.report import wording
 from attnbalance.report.figures import draw_curves, draw_head_map
 from attnbalance.report.page import render, svg
-from attnbalance.statistics.bootstrap import MIN_CLUSTERS, RESAMPLES
+from attnbalance.statistics.bootstrap import MIN_CLUSTERS, MIN_EFFECTIVE, RESAMPLES
 
 
 def write_report(
@@ -54,7 +54,8 @@ def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     title, pair = comparison.titles[0], comparison.pair
     if pair and comparison.comparable(title):
         curve = comparison.difference(*pair, title)
-        i = max(range(len(curve.layers)), key=lambda layer: abs(curve.mean[layer]))
+        sure = [i for i, (low, high) in enumerate(zip(curve.low, curve.high, strict=True)) if low > 0 or high < 0]
+        i = max(sure or range(len(curve.layers)), key=lambda layer: abs(curve.mean[layer]))
         bounds, what = wording.bounds(curve.low[i], curve.high[i], "+"), "its largest difference"
         yield (
             wording.share(curve.mean[i], "+"),
@@ -218,6 +219,7 @@ def making(comparison: Comparison) -> dict[str, object]:
         "seed": comparison.seed,
         "resamples": RESAMPLES,
         "min_subjects": MIN_CLUSTERS,
+        "min_effective": f"{MIN_EFFECTIVE:g}",
         "sources": [(key, [source.get(key, "") for source in sources]) for key in keys],
         "versions": {"python": made["python"], "machine": made["machine"]} | dict(_flat(made["versions"])),
     }

@@ -79,9 +79,7 @@ class MeasureSettings:
         """Refuse a seed that some generator would not take, and a scoring of answers that are not asked for."""
         check_seed(self.seed)
         if self.scoring != WHOLE_WORDS and not self.recall:
-            raise DataError(
-                f"scoring {self.scoring!r} does nothing without answers; ask for them with recall (--recall)"
-            )
+            raise DataError(f"scoring {self.scoring!r} does nothing without answers; ask for them (`recall=True`)")
 
 
 def parse_spec(text: str) -> ModelSpec:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 
@@ -72,6 +73,7 @@ def context_critical(
         "instructions_sha256": instructions.sha256,
         "share": share,
         "dtype": dtype,
+        "attnbalance_version": metadata.version("attnbalance"),
     }
     results = ResultFolder(out, KIND, config, command)
     if not results.is_finished():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import string
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
 from attnbalance.arguments import expects
+from attnbalance.data.lines import first_line, visible
 from attnbalance.data.squad import exact_match
 from attnbalance.errors import DataError
 
@@ -32,15 +32,8 @@ NO_END = re.compile(r"\+\+|#|'(?:m|s|t|d|re|ve|ll)\b")
 FLAGS = "".join(map(chr, range(0x1F1E6, 0x1F200)))
 """The letters of which pairs are flags."""
 
-TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
-"""Invisible characters that say which flag a black flag is (England, Scotland)."""
-
 OPTIONAL = re.compile("[\u0591-\u05bd\u05bf\u05c1\u05c2\u05c7\u064b-\u0652\u0670\u0640]")
 """Points of Hebrew and Arabic, which are mostly left out in writing, and the stroke that lengthens Arabic words."""
-
-COLONS = (":", "：")  # noqa: RUF001
-AFTER_COLON = "*_` \t"
-"""What may follow a colon at a line's end: signs of bold type and code."""
 
 APPENDED = re.compile("[™℠®©¹²³⁰-⁹]+")
 """Signs and raised digits that follow a word without belonging to it."""
@@ -160,23 +153,9 @@ def _names(name: str, text: str, ungrouped: str) -> bool:
     )
 
 
-def first_line(output: str) -> str:
-    r"""The first line of an output that shows more than punctuation, else the first that shows any; empty if none does.
-
-    The line after one that ends in a colon belongs to it.
-
-    >>> first_line("The capital is:\n\n**Vaduz**\nIt is small.")
-    'The capital is: **Vaduz**'
-    """
-    shown = [line for line in output.splitlines() if any(map(_has_shape, _visible(line)))]
-    worded = [line for line in shown if line.strip(string.whitespace + string.punctuation)]
-    announcing = itertools.takewhile(lambda line: line.rstrip(AFTER_COLON).endswith(COLONS), worded)
-    return " ".join(worded[: len(list(announcing)) + 1] or shown[:1])
-
-
 def _holds(line: str, written: str, answers: Sequence[str]) -> bool:
     answer = _as_code(written, answers)
-    bare = _bare(_visible(line).translate(PLAIN))
+    bare = _bare(visible(line).translate(PLAIN))
     if written.isalpha() and bare == written:
         return True
     code = answer.isupper() and (len(answer) < CODE_LENGTH or (len(answer) == CODE_LENGTH and answer.isalpha()))
@@ -272,7 +251,7 @@ def _runs_on(character: str) -> bool:
 
 
 def _normalised(text: str, keep_case: bool) -> str:
-    composed = unicodedata.normalize("NFKC", OPTIONAL.sub("", _without_marks(text))).translate(PLAIN)
+    composed = OPTIONAL.sub("", unicodedata.normalize("NFKC", _without_marks(text))).translate(PLAIN)
     plain = "".join(str(unicodedata.decimal(character, character)) for character in composed)
     folded = plain if keep_case else unicodedata.normalize("NFKC", plain.replace("İ", "i").casefold())
     return " ".join(folded.split())
@@ -280,17 +259,7 @@ def _normalised(text: str, keep_case: bool) -> str:
 
 def _without_marks(text: str) -> str:
     """The text without invisible characters; "Paris¹", "1½" and "14.3.1879" become separate words."""
-    visible = _visible(text.translate(PLAIN))
-    powers = EXPONENT.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[1]).translate(PLAIN), visible)
+    shown = visible(text.translate(PLAIN))
+    powers = EXPONENT.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[1]).translate(PLAIN), shown)
     plain = POWER.sub(lambda typed: f"^{typed[1] or typed[2]}", APPENDED.sub(" ", powers))
     return DATE.sub(r"\1 \2 \3", FRACTION.sub(r"\1 \2", plain))
-
-
-def _visible(text: str) -> str:
-    """The text without characters that only format it."""
-    return "".join(character for character in text if unicodedata.category(character) != "Cf" or character in TAGS)
-
-
-def _has_shape(character: str) -> bool:
-    """Whether a character can be seen by itself: spaces cannot, nor marks without a letter."""
-    return not character.isspace() and unicodedata.category(character)[0] != "M" and character not in TAGS

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from attnbalance.comparison import sentences as comparison_sentences
 from attnbalance.comparison.page import accuracy, making
 from attnbalance.explanation.conclusions import Explanation
 from attnbalance.explanation.figures import draw_causes, draw_steering
-from attnbalance.explanation.sentences import group_name, headline, hidden_sentence, left_out, rescue_sentence
+from attnbalance.explanation.sentences import (
+    count_of,
+    group_name,
+    headline,
+    headline_group,
+    hidden_sentence,
+    left_out,
+    rescue_sentence,
+)
 from attnbalance.explanation.tables import example_json
 from attnbalance.files.outputs import write_text
 from attnbalance.readings.steering import STRENGTH
@@ -35,7 +42,7 @@ def write_page(explanation: Explanation, path: Path, *, command: str | None = No
         "title": f"What became of the facts from {before} to {after}",
         "command": command,
         "headline": headline(explanation),
-        "numbers": list(_numbers(explanation)),
+        "numbers": numbers(explanation),
         "labels": list(explanation.labels),
         "pair": comparison.pair,
         "before": before,
@@ -48,18 +55,19 @@ def write_page(explanation: Explanation, path: Path, *, command: str | None = No
     write_text(path, render("explanation/page.html", accuracy(comparison) | making(comparison) | content | sections))
 
 
-def _numbers(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
+def numbers(explanation: Explanation) -> list[tuple[str, str, str]]:
     """The numbers of the first screen, each with its interval and with what it is: lost answers, the margin, QK."""
     before, after = explanation.labels
-    lost, gained = (explanation.groups[name].n if name in explanation.groups else 0 for name in ("lost", "gained"))
-    n = wording.questions(len(explanation.facts))
-    yield f"{lost:,}", f"of {n}", f"right in {before} and wrong in {after}; {gained:,} the other way"
-    name = "fifth 1" if "fifth 1" in explanation.groups else "all"
-    change, where = explanation.groups[name], group_name(name)
-    value, _, bounds = wording.nats(change.total).partition(" ")
-    yield f"{value} nats", bounds, f"change of the right answer's margin on {where}"
-    value, _, bounds = wording.percent_share(change.shares["qk"]).partition(" ")
-    yield value, bounds, "of that is caused by QK, the weights that direct attention"
+    lost, gained = (count_of(explanation, group) for group in ("lost", "gained"))
+    group, n = headline_group(explanation), wording.questions(len(explanation.facts))
+    change, where = explanation.groups[group], group_name(group)
+    margin, _, bounds = wording.nats(change.total).partition(" ")
+    share, _, ends = wording.percent_share(change.shares["qk"]).partition(" ")
+    shown = [
+        (f"{lost:,}", f"of {n}", f"right in {before} and wrong in {after}; {gained:,} the other way"),
+        (f"{margin} nats", bounds, f"change of the right answer's margin on {where}"),
+    ]
+    return shown + [(share, ends, "of that is caused by QK, the weights that direct attention")] * bool(ends)
 
 
 def _causes(explanation: Explanation) -> dict[str, object]:

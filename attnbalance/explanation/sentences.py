@@ -20,7 +20,7 @@ def headline(explanation: Explanation) -> str:
     or of all questions if popularity is unknown. What is left out where rows cannot be edited ends the answer.
     """
     before, after = explanation.labels
-    lost, gained = (_count(explanation, group) for group in ("lost", "gained"))
+    lost, gained = (count_of(explanation, group) for group in ("lost", "gained"))
     rates = [wording.percent(explanation.accuracy[label].mean) for label in (before, after)]
     n = wording.questions(len(explanation.facts))
     paired = explanation.accuracy_change
@@ -68,9 +68,14 @@ def _settings(explanation: Explanation) -> str:
     return f" The configurations differ too, which counts as configuration: {', '.join(named[:SETTINGS])}{more}."
 
 
-def _change(explanation: Explanation) -> str:
+def headline_group(explanation: Explanation) -> str:
+    """The questions that the headline is about: the most popular fifth where it has an interval, else all."""
     groups = explanation.groups
-    name = "fifth 1" if "fifth 1" in groups and not math.isnan(groups["fifth 1"].total.low) else "all"
+    return "fifth 1" if "fifth 1" in groups and not math.isnan(groups["fifth 1"].total.low) else "all"
+
+
+def _change(explanation: Explanation) -> str:
+    groups, name = explanation.groups, headline_group(explanation)
     total, overall, where = groups[name].total, groups["all"].total, group_name(name)
     if total.excludes_zero:
         text, opposite = _causes(groups[name], where), overall.excludes_zero and overall.mean * total.mean < 0
@@ -111,7 +116,7 @@ def verdict(change: ChangeByCause) -> str:
 def rescue_sentence(explanation: Explanation, label: str, *, brief: bool = False) -> str:
     """What brings back the answers that a model lost to the other one; `brief` names fewer checks."""
     other = explanation.other(label)
-    lost = _count(explanation, "lost" if label == explanation.labels[1] else "gained")
+    lost = count_of(explanation, "lost" if label == explanation.labels[1] else "gained")
     if not lost:
         return f"{label} gets nothing wrong that {other} gets right, so there is nothing to bring back."
     parts = []
@@ -165,7 +170,8 @@ def group_name(group: str) -> str:
     return names.get(group, group.replace("fifth", "fifth of popularity"))
 
 
-def _count(explanation: Explanation, group: str) -> int:
+def count_of(explanation: Explanation, group: str) -> int:
+    """The number of questions of a group."""
     return explanation.groups[group].n if group in explanation.groups else 0
 
 

@@ -93,6 +93,11 @@ class FrozenWeights:
     def __bool__(self) -> bool:
         return bool(self._masks)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the partly trained parameters, without those of wrappers."""
+        return frozenset(self._masks)
+
     def begin(self) -> None:
         """Forget the values of an earlier training: the entries may have been trained by another one since."""
         self._kept.clear()
@@ -197,16 +202,31 @@ def train_only(model: PreTrainedModel, chosen: Chosen) -> FrozenWeights:
 
 
 def frozen_in(model: nn.Module, masks: Mapping[str, Bool[Tensor, ...]]) -> FrozenWeights:
-    """The frozen weights of a model with these masks; its parameters are marked, so that trainers miss them."""
+    """The frozen weights of a model with these masks; its parameters are marked, so that trainers can ask for them.
+
+    A copy of a parameter (`copy.deepcopy`) has no mark.
+    """
     for name, parameter in model.named_parameters():
         setattr(parameter, TRAINED_IN_PART, name in masks)
     return FrozenWeights(masks)
 
 
 def trained_in_part(model: nn.Module) -> list[str]:
-    """The names of trained parameters that `train_only` or `add_lora` chose only in part."""
-    named = model.named_parameters()
-    return [name for name, each in named if each.requires_grad and getattr(each, TRAINED_IN_PART, False)]
+    """The names of trained parameters that `train_only` or `add_lora` chose only in part.
+
+    So are LoRA's matrices with some rows (B) or columns (A) of zeros, as a part of a layer leaves them.
+    """
+    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
+    return [name for name, each in named if getattr(each, TRAINED_IN_PART, False) or _is_lora_of_a_part(name, each)]
+
+
+def _is_lora_of_a_part(name: str, parameter: nn.Parameter) -> bool:
+    """Whether a matrix of LoRA has rows (B) or columns (A) of zeros beside others."""
+    axis = 1 if ".lora_B." in name else 0 if ".lora_A." in name else None
+    if axis is None or parameter.ndim != 2 or parameter.is_meta:
+        return False
+    used = (parameter.detach() != 0).any(axis)
+    return bool(used.any()) and not bool(used.all())
 
 
 def _region(piece: str, text: str) -> Region:

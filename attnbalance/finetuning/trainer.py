@@ -121,7 +121,7 @@ class ObjectiveMixin(_Base):
         if not self.objective.plain:
             self.loss_is_scaled_for_ga = True
         rules = gradient_rank is not None or self.objective.changes_gradients
-        check_ways_of_training(self, self.objective, rules, bool(self._frozen), self._hooked is not None)
+        check_ways_of_training(self, self.objective, rules, self._frozen, self._hooked is not None)
         self._rules = GradientRules(model, self.objective, gradient_rank)
         self.add_callback(RestoreFrozen(self._frozen))
         self.add_callback(LogBase(self.base_completes))

@@ -21,7 +21,7 @@ from attnbalance.finetuning.example_sets import tokenizer_of
 from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import check_start
 from attnbalance.finetuning.objectives.objective import Objective
-from attnbalance.finetuning.parameters import trained_in_part
+from attnbalance.finetuning.parameters import FrozenWeights, trained_in_part
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, check_adapters, hook
 from attnbalance.models.length_thresholds import length_thresholds
@@ -111,10 +111,12 @@ def check_optimizer(trainer: Trainer) -> None:
         )
 
 
-def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, partly: bool, reads: bool) -> None:
+def check_ways_of_training(
+    trainer: Trainer, objective: Objective, rules: bool, frozen: FrozenWeights, reads: bool
+) -> None:
     """Refuse ways of training that would ignore part of what is asked for. Raises `ModelError`.
 
-    `rules`: whether gradients are changed; `partly`: whether some weights are trained in part; `reads`: whether the
+    `rules`: whether gradients are changed; `frozen`: entries that are kept; `reads`: whether the
     model's attention is read.
     """
     if not objective.plain and trainer.args.n_gpu > 1:
@@ -124,11 +126,12 @@ def check_ways_of_training(trainer: Trainer, objective: Objective, rules: bool, 
             "project, weight-anchor and a gradient rank need whole gradients that are not scaled: "
             "use DDP instead of FSDP or DeepSpeed, and bf16 instead of fp16"
         )
-    held = [] if partly else trained_in_part(trainer.model)  # pyright: ignore[reportArgumentType]
+    partly = bool(frozen)
+    held = [name for name in trained_in_part(trainer.model) if name not in frozen.names]  # pyright: ignore[reportArgumentType]
     if held:
         raise ModelError(
             f"{held[0]} is to be trained in part, and would be trained whole: pass what train_only or add_lora "
-            "returned as frozen="
+            "returned last as frozen=; to train all of it, choose it whole with train_only first"
         )
     if rules or partly:
         check_optimizer(trainer)

@@ -46,7 +46,7 @@ class Norm:
     def scale(self, x: Float[Tensor, "prompt d_model"], y: Float[Tensor, "prompt d_model"]) -> Float[Tensor, " prompt"]:
         """The scale by which the norm divided x to give y, with any epsilon (least squares over the entries).
 
-        It is 1 for an x of zeros, which tells no scale.
+        It is 1 for an x of zeros, whose scale is unknown.
         """
         if self.identity:
             return x.new_ones(len(x))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ TEMPLATE = "Question: Where is the capital of {subject}? Answer:"
 
 HALVES = ("top", "bottom")
 RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (3e-5, 1e-4), "paper": (3e-6, 1e-5, 3e-5, 1e-4)}
-"""Learning rates, of which the best on validation facts counts (the paper's rate is not in the text that we have)."""
+"""Learning rates that are tried; the one with the lowest validation loss counts."""
 
 TRAINING: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 2, "batch_size": 4, "checkpoint_every": 1},
@@ -66,9 +67,7 @@ def _split(settings: Mapping[str, Any]) -> Split:
     split = split_facts(facts, half, heldout=HELDOUT, seed=seed)
     if settings["tested"] is None:
         return split
-    return Split(
-        split.name, split.train, split.validation, split.heldout.sample(settings["tested"], seed), split.left_out
-    )
+    return replace(split, heldout=split.heldout.sample(settings["tested"], seed))
 
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,8 +124,9 @@ _ABOUT = (
     "capitals, asked as 'Question: Where is the capital of ...? Answer:'. A fifth of the subjects is held out and "
     "tested. The learning rate and the checkpoint of each half are those with the lowest validation loss (a tenth of "
     "the half). Answers have at most ten tokens; an exact match, and F1, are of their first line. Departures: the "
-    "paper gives neither the split nor how it chooses the rate (129 tested questions fit its percentages), and rows of "
-    "one name are merged. At small scale the batches are of 16."
+    "rates and at most 40 steps are ours, and training stops after three validations without improvement (the paper "
+    "has one rate and a number of epochs); so is the split (129 tested questions fit the paper's percentages), and "
+    "rows of one name are merged. At small scale the batches are of 16."
 )
 
 FIGURES = (

@@ -16,9 +16,10 @@ from scipy import stats
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
+from attnbalance.data.lines import first_line
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS, check_scoring, first_line, is_match
+from attnbalance.data.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS, check_scoring, is_match
 from attnbalance.data.squad import f1_score
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import check_saved
@@ -204,8 +205,7 @@ def compare_accuracy(a: Recall, b: Recall) -> PairedAccuracy:
         raise DataError(
             f"a paired comparison needs one scoring, got {a.scoring} and {b.scoring}; choose one with `Recall.by`"
         )
-    right_a, right_b = np.asarray(a.correct, dtype=int), np.asarray(b.at(a.prompt_ids).correct, dtype=int)
-    gained = right_a - right_b
+    gained = np.asarray(a.correct, dtype=int) - np.asarray(b.at(a.prompt_ids).correct, dtype=int)
     a_only, b_only = int((gained > 0).sum()), int((gained < 0).sum())
     p_value = float(stats.binomtest(a_only, a_only + b_only).pvalue) if a_only + b_only else 1.0
     return PairedAccuracy(gain_interval(gained, a.subjects), a_only, b_only, p_value)

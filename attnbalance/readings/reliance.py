@@ -168,12 +168,17 @@ def _side(output: str, conflict: Conflict) -> str:
 
 
 def _first(output: str, conflict: Conflict) -> str:
-    def start(answers: Sequence[str]) -> int:
-        line = _said(output).casefold()
-        return min((line.find(answer.casefold()) for answer in answers if answer.casefold() in line), default=len(line))
+    """The side whose answer is said in the fewest words; of two in one word, the one that begins earlier in it."""
+    line = _said(output)
+    words, folded = line.split(), line.casefold()
+
+    def place(answers: Sequence[str]) -> tuple[int, int]:
+        beginnings = (" ".join([*words[:count], "and"]) for count in range(1, len(words) + 1))  # no line of its own
+        count = next((i for i, beginning in enumerate(beginnings) if says(beginning, answers)), len(words))
+        return count, min((folded.find(text.casefold()) for text in answers if text.casefold() in folded), default=0)
 
     sides = _sides(output, conflict)
-    return min(sides, key=lambda side: start(sides[side]), default=NEITHER)
+    return min(sides, key=lambda side: place(sides[side]), default=NEITHER)
 
 
 def reliance_budgets(prompts: PromptSet) -> list[int]:

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from attnbalance.statistics.intervals import Interval
 
-FEW = "too few subjects"
+FEW = "too few or too unequal subjects"
 """Why there is no interval: see `are_enough`."""
 
 

@@ -34,12 +34,14 @@ class Ratios:
         ratio: [column] the column's sum over the total's sum.
         residuals: [cluster, column] the column's sum over the cluster minus ratio times the total's sum over it.
         totals: [cluster] the total's sum over the cluster.
+        sizes: [cluster] the number of its prompts.
         error: [column] the ratio's linearised standard error over clusters.
     """
 
     ratio: Array
     residuals: Array
     totals: Array
+    sizes: Array
     error: Array
 
 
@@ -60,7 +62,7 @@ def cluster_ratios(parts: npt.ArrayLike, total: npt.ArrayLike, clusters: Sequenc
         rounding = 1e-12 * np.abs(table).max(axis=0)
         residuals[:, np.abs(residuals).max(axis=0) <= rounding] = 0.0  # equal up to rounding: no spread
         error = np.sqrt(n / max(n - 1, 1) * np.square(residuals).sum(axis=0)) / abs(totals.sum())
-    return Ratios(ratio, residuals, totals, error)
+    return Ratios(ratio, residuals, totals, np.bincount(inverse, minlength=n).astype(np.float64), error)
 
 
 def check_table(table: Array, total: Array, clusters: Sequence[str]) -> None:
@@ -73,7 +75,7 @@ def check_table(table: Array, total: Array, clusters: Sequence[str]) -> None:
 
 
 def are_enough(sizes: npt.ArrayLike) -> bool:
-    """Whether clusters of these sizes allow an interval: `MIN_CLUSTERS`, and none that outweighs the others.
+    """Whether clusters with these numbers of prompts allow an interval: `MIN_CLUSTERS`, and none outweighs the rest.
 
     Their effective number, (sum of sizes)^2 / sum of squared sizes (Kish 1965, "Survey sampling"), must exceed
     `MIN_EFFECTIVE`. It does not if one cluster holds half of everything.
@@ -81,10 +83,8 @@ def are_enough(sizes: npt.ArrayLike) -> bool:
     >>> are_enough([1, 1, 1, 1, 1]), are_enough([20] + [1] * 20)
     (True, False)
     """
-    size = np.abs(np.asarray(sizes, dtype=float))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        effective = size.sum() ** 2 / np.square(size).sum()
-    return len(size) >= MIN_CLUSTERS and bool(effective > MIN_EFFECTIVE)
+    size = np.asarray(sizes, dtype=float)
+    return len(size) >= MIN_CLUSTERS and bool(size.sum() ** 2 / np.square(size).sum() > MIN_EFFECTIVE)
 
 
 def bootstrap_ends(ratios: Ratios, *, simultaneous: bool, seed: int) -> tuple[Array, Array]:
@@ -93,7 +93,7 @@ def bootstrap_ends(ratios: Ratios, *, simultaneous: bool, seed: int) -> tuple[Ar
     NaN if the clusters are not enough (see `are_enough`), and for values that are not finite.
     """
     n = len(ratios.totals)
-    if not are_enough(ratios.totals):
+    if not are_enough(ratios.sizes):
         return np.full_like(ratios.ratio, np.nan), np.full_like(ratios.ratio, np.nan)
     t, without_spread = _studentised(ratios, np.random.default_rng(seed))
     student = stats.t.ppf(1 - TAIL, n - 1)

@@ -99,9 +99,8 @@ def mean_intervals(
     simultaneous interval misses in at most 6% of samples of 10 or more clusters with any of these, in 2 to 9% with
     SmolLM2-135M's attention, and in up to 50% with 5 clusters. If one cluster holds a third of all prompts, a column's
     own interval contains the mean in .93 of samples of 10 to 50 clusters with Beta(.5, 8) values, and in .89 to .91
-    with lognormal values. A bootstrap cannot know values
-    that the sample lacks: if one prompt in 25 has twenty times the usual attention, some layer's interval misses in
-    40% of samples of 20 prompts, 27% of 30, 4% of 150.
+    with lognormal values. A bootstrap cannot know values that the sample lacks: if one prompt in 25 has twenty times
+    the usual attention, some layer's interval misses in 40% of samples of 20 prompts, 27% of 30, 4% of 150.
     """
     table = np.asarray(values, dtype=float)
     return _ratio_intervals(table, np.ones(len(table)), clusters, simultaneous, seed)
@@ -158,8 +157,8 @@ def rank_correlations(
 
     Departures: in z, each end is at least as far from the correlation as normal theory has it, Student's quantile times
     sqrt(1.06 / (clusters - 3)) (Fieller, Hartley and Pearson 1957); where two rankings are equal or nearly so, the
-    influence has no spread. There is no interval (NaN) with fewer than `MIN_RANKED` clusters, and where all values of a
-    column, or all of `other`, are equal; the correlation is then 0.
+    influence has no spread. There is no interval (NaN) with fewer than `MIN_RANKED` clusters, where one outweighs the
+    others (see `are_enough`), and where all values of a column, or of `other`, are equal; the correlation is then 0.
 
     Coverage measured by benchmarks/intervals.py for normal values and 30 columns: at least one simultaneous interval
     misses in about 10% of samples of 10 clusters, and in 3 to 9% of 20 and more.
@@ -183,8 +182,8 @@ def rank_correlations(
     about_zero = mean_intervals(influence, clusters, simultaneous=simultaneous, seed=seed)
     constant = (np.abs(x).max(axis=0) == 0) | (np.abs(y).max() == 0)
     width = float(stats.t.ppf(0.975, n_clusters - 1)) * np.sqrt(1.06 / (n_clusters - 3))
-    below = np.where(constant, np.nan, [max(width, -change.low) for change in about_zero])
-    above = np.where(constant, np.nan, [max(width, change.high) for change in about_zero])
+    below = np.where(constant, np.nan, [np.maximum(width, -change.low) for change in about_zero])
+    above = np.where(constant, np.nan, [np.maximum(width, change.high) for change in about_zero])
     nearest = 1 - 12 / (n_clusters**3 - n_clusters)  # the largest correlation of two orders of the clusters below 1
     z = np.arctanh(r.clip(-nearest, nearest))
     ends = np.minimum(np.tanh(z - below), r), np.maximum(np.tanh(z + above), r)

@@ -44,10 +44,10 @@ def _stored(salience: Salience) -> str:
     if salience.popularity is None:
         return f"{text}."
     curve = salience.popularity[0]
-    if math.isnan(curve.low[0]):
+    if all(map(math.isnan, curve.low)):
         return (
             f"{text}; no interval for a correlation with popularity: it needs at least {MIN_RANKED} subjects of known "
-            "popularity, and values that differ."
+            "popularity, none of which has half of the questions, and values that differ."
         )
     rises = [i for i, low in enumerate(curve.low) if low > 0]
     falls = [i for i, high in enumerate(curve.high) if high < 0]
@@ -67,5 +67,5 @@ def _where(curve: Curve, indices: Sequence[int]) -> str:
 
 
 def _largest(curve: Curve, indices: Sequence[int]) -> str:
-    i = max(indices, key=lambda index: abs(curve.mean[index]))
+    i = max(indices, key=lambda index: -1.0 if math.isnan(curve.low[index]) else abs(curve.mean[index]))
     return f"Spearman {curve.mean[i]:+.2f} [{curve.low[i]:+.2f}, {curve.high[i]:+.2f}] at layer {curve.layers[i]}"

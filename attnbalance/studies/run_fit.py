@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         "replayed": len(best.replay),
         "replayed_heldout": replayed_heldout(replace(split, replay=best.replay)),
     }
-    about |= {"seconds": time.perf_counter() - started}
+    about |= {"seconds": time.perf_counter() - started, "attnbalance_version": metadata.version("attnbalance")}
     write_saved(folder / RESULT, about | _measured(best, prepared, split))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +57,25 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
             for world, settings in worlds.items():
                 _refuse_changed(world, settings, _with_files(plan.worlds[world]), out)
             results = [read_saved(out / fit.folder / RESULT) for fit in plan.fits]
+            _warn_of_versions(results)
             return write_tables([*_controls(plan, out, progress), *results], out)
     return (
         f"{len(plan.fits) - len(missing)} of {len(plan.fits)} fits are done; the others are other workers'. "
         "Whoever finishes the last writes the table, as does this command, run again then"
     )
+
+
+def _warn_of_versions(results: Sequence[Mapping[str, Any]]) -> None:
+    """Warn if fits were made, and scored, by another version than this one."""
+    now = metadata.version("attnbalance")
+    others = Counter(result.get("attnbalance_version", "of unknown number") for result in results)
+    count = others.total() - others.pop(now, 0)
+    if count:
+        warnings.warn(
+            f"{count} of {len(results)} fits were made by attnbalance {', '.join(sorted(others))}, and this is {now}; "
+            "name a new folder to make all of them by one version",
+            stacklevel=3,
+        )
 
 
 def _controls(plan: Study, out: Path, progress: bool) -> list[dict[str, Any]]:
@@ -102,9 +118,13 @@ def _check_world(plan: Study, name: str) -> None:
     prepared = PreparedWorld(settings, plan.seeds[0], Path(), False)
     prepared.world.statements(1)
     for split in plan.splits:
-        facts = len(prepared.split(split).train)
-        for method, values in plan.methods.items():
-            check_grid(method, variants(values), facts)
+        prepared.split(split)
+    grids = {method: variants(values) for method, values in plan.methods.items() if _decides_reading(values)}
+    if grids:
+        each = [PreparedWorld(settings, seed, Path(), False) for seed in plan.seeds]
+        facts = max(len(of_seed.split(split).train) for of_seed in each for split in plan.splits)
+        for method, tried in grids.items():
+            check_grid(method, tried, facts)
     if "model" in settings:
         model, adapter = split_adapter(settings["model"], None)
         if adapter is not None:
@@ -120,6 +140,11 @@ def _check_world(plan: Study, name: str) -> None:
         check_layers(parse_parts(parts), layers, parts)
 
 
+def _decides_reading(method: Mapping[str, Any]) -> bool:
+    """Whether a method's variants differ in what decides which facts are read, and in which order."""
+    return any(isinstance(method.get(name), list) for name in ("steps", "batch_size", "curriculum"))
+
+
 def check_grid(name: str, tried: Sequence[Variant], facts: int) -> None:
     """Raise `DataError` for variants whose validation losses hold the model to different numbers of the base.
 
@@ -130,9 +155,9 @@ def check_grid(name: str, tried: Sequence[Variant], facts: int) -> None:
     objective = parse_objective(tried[0].settings.objective)
     if objective.asks_of_all and len({_facts_read(variant, facts) for variant in tried}) > 1:
         raise DataError(
-            f"method {name}: its variants read other training facts, or in another order, and {objective.text} asks "
-            f"the base by them, so that their validation losses cannot be compared; let steps x batch_size be at least "
-            f"{facts} in each, without a curriculum or replay, or make them methods of their own"
+            f"method {name}: its variants read different training facts, or in a different order, and the targets of "
+            f"{objective.text} depend on them, so that validation losses cannot be compared; let steps x batch_size be "
+            f"at least {facts} in each, without a curriculum or replay, or make them methods of their own"
         )
 
 

@@ -33,10 +33,10 @@ def test_help_names_every_command_once_below_its_group(monkeypatch: pytest.Monke
     assert code == 0
     names = [command.__name__.replace("_", "-") for commands in GROUPS.values() for command in commands]
     assert len(set(names)) == len(names) == 13
-    places = [next(i for i, line in enumerate(text.splitlines()) if line.startswith(f"│ {name} ")) for name in names]
-    heads = [next(i for i, line in enumerate(text.splitlines()) if f"─ {group} ─" in line) for group in GROUPS]
-    assert places == sorted(places)
-    sizes = [sum(head < place < after for place in places) for head, after in pairwise([*heads, 10**6])]
+    lines = [next(i for i, shown in enumerate(text.splitlines()) if shown.startswith(f"│ {name} ")) for name in names]
+    heads = [next(i for i, shown in enumerate(text.splitlines()) if f"─ {group} ─" in shown) for group in GROUPS]
+    assert lines == sorted(lines)
+    sizes = [sum(head < line < after for line in lines) for head, after in pairwise([*heads, 10**6])]
     assert sizes == [len(commands) for commands in GROUPS.values()]
 
 

@@ -156,8 +156,8 @@ def test_one_subject_gives_no_claim_about_differences():
         LESS, {"top": [True] * 20 + [False] * 20, "bottom": [i % 2 == 0 for i in range(N)]}, subject="Ann"
     )
     text = headline(made)
-    assert "too few subjects: no interval" in text
-    assert "too few subjects give no interval for a difference in subject attention" in text
+    assert "too few or too unequal subjects: no interval" in text
+    assert "too few or too unequal subjects give no interval for a difference in subject attention" in text
     assert "theory" not in text
     assert "although" not in text
 

@@ -264,6 +264,10 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("```\nParis\n```", ["Paris"], True),  # lines of punctuation hold no answer
         ("---\n🇨🇦\nOttawa", ["Ottawa"], False),
         ("?!\n", ["?!"], True),
+        ("$\nThe dollar sign", ["$"], True),
+        ("———\nParis", ["Paris"], True),
+        ("```text\nParis\n```", ["Paris"], True),
+        ("\ufb2aלום", ["שלום"], True),
         ("الْقَاهِرَة", ["القاهرة"], True),  # points are mostly left out in writing
         ("בְּרֵאשִׁית", ["בראשית"], True),
         ("في عام ٢٠٢٠", ["2020"], True),

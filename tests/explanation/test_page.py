@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from attnbalance.explanation.page import write_page
+from attnbalance.explanation.page import numbers, write_page
+from attnbalance.statistics.intervals import Interval
 from tests.explanation.made import a_change, an_explanation
 
 
@@ -19,6 +20,21 @@ def test_the_page_escapes_what_comes_from_facts_and_holds_the_headline(tmp_path)
     assert "right by whole-words" in page
     assert "new gets 12 of 40 questions wrong that old gets right" in page
     assert not re.search(r"(src|href)=.?http|url\(.?http|@import", page)  # nothing from the network
+
+
+def test_the_numbers_are_about_the_questions_of_the_headline():
+    explanation, unknown = an_explanation(a_change(-2.0, -0.5)), float("nan")
+    lost, margin, qk = numbers(explanation)
+    assert lost == ("12", "of 40 questions", "right in old and wrong in new; 4 the other way")
+    assert margin[2] == "change of the right answer's margin on the most popular fifth"
+    assert (margin[0], qk[0]) == ("-2.50 nats", "80%")
+    every = explanation.groups["all"]
+    shares = {cause: replace(share, low=unknown, high=unknown) for cause, share in every.shares.items()}
+    unsure = replace(every, total=Interval(-1.0, unknown, unknown, 4), shares=shares)
+    without = replace(explanation, groups=dict(explanation.groups) | {"fifth 1": unsure})
+    assert numbers(without)[1][2] == "change of the right answer's margin on all questions"
+    nothing = replace(explanation, groups={"all": unsure})
+    assert [value for value, _, _ in numbers(nothing)] == ["0", "-1.00 nats"]  # no share of a change that is not sure
 
 
 def test_the_page_says_which_weights_each_share_is(tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from peft import AdaLoraConfig, KasaConfig, LoraConfig, PromptTuningConfig, get_peft_model
+from peft import AdaLoraConfig, KasaConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
 from transformers import Trainer, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -268,6 +268,19 @@ def test_settings_of_batches_that_examples_do_not_follow_are_refused(tmp_path, o
         made(tmp_path, objective, kind=Tuner, args=args)
 
 
+def test_trls_chat_template_is_refused_with_examples(tmp_path):
+    trl = pytest.importorskip("trl")
+    path = tmp_path / "chat.jinja"
+    path.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
+
+    class Tuner(ObjectiveMixin, trl.SFTTrainer):
+        """As a user would write it."""
+
+    args = settings(tmp_path, trl.SFTConfig, chat_template_path=str(path), gradient_checkpointing=False)
+    with pytest.raises(ModelError, match="training on examples, .*would ignore chat_template_path="):
+        made(tmp_path, "ce", kind=Tuner, args=args)
+
+
 def test_trls_other_loss_is_refused_beside_an_objective(tmp_path):
     trl = pytest.importorskip("trl")
 
@@ -345,6 +358,24 @@ def test_weights_that_are_to_be_trained_in_part_are_not_trained_whole(tmp_path):
     with pytest.raises(ModelError, match=r"lora_B\.default\.weight is to be trained in part"):
         made(tmp_path, "ce", lora)
     made(tmp_path, "ce", lora, frozen=frozen)
+    with torch.no_grad():  # as after training: the rows of the other heads of W_Q stay zero
+        for name, parameter in lora.named_parameters():
+            if ".lora_B." in name:
+                parameter[:8] = 1.0
+    lora.save_pretrained(tmp_path / "part")
+    again = PeftModel.from_pretrained(tiny_model("llama"), tmp_path / "part", is_trainable=True)
+    with pytest.raises(ModelError, match=r"lora_B\.default\.weight is to be trained in part"):
+        made(tmp_path, "ce", again)
+
+
+def test_the_frozen_weights_of_an_earlier_choice_are_refused(tmp_path):
+    model = tiny_model("llama")
+    earlier = train_only(model, select_weights(model, "q@1.1"))
+    train_only(model, select_weights(model, "q@0.0"))
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj\.weight is to be trained in part"):
+        made(tmp_path, "ce", model, frozen=earlier)
+    train_only(model, select_weights(model, "all"))
+    made(tmp_path, "ce", model)
 
 
 def adapted(**options):

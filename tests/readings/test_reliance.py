@@ -14,10 +14,10 @@ from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer
 from attnbalance import load_model
 from attnbalance.data.conflicts import Conflict
 from attnbalance.data.prompt_sets import PromptSet
-from attnbalance.data.prompts import make_prompts
+from attnbalance.data.prompts import Prompt, make_prompts
 from attnbalance.errors import DataError
 from attnbalance.readings.answer_probability import read_answer_probability
-from attnbalance.readings.reliance import NEW_TOKENS, read_reliance, reliance_budgets
+from attnbalance.readings.reliance import NEW_TOKENS, Reliance, read_reliance, reliance_budgets
 
 SIDES = ("context", "memory", "neither")
 
@@ -33,6 +33,23 @@ def test_what_a_model_says_after_its_answer_is_left_out() -> None:
 
 
 def test_whose_answer_comes_first_is_counted_too() -> None:
+    fact = Conflict(
+        "Osny",
+        "country",
+        ("France", "FR"),
+        question="Where is Osny?",
+        context="Osny is in France.",
+        memory_answers=("Italy", "IT", "ITA"),
+    )
+    said = (
+        "It is in France, not in Italy.",
+        "The city of Osny is in France, not Italy.",
+        "Italy, then France",
+        "IT or FR",
+    )
+    prompts = tuple(Prompt("Where is Osny?", {"subject": (9, 13)}, f"country/Osny {i}", fact) for i in range(len(said)))
+    short = Reliance(prompts, said, ("",) * len(said), torch.zeros(len(said)), {})
+    assert short.first == ("context", "context", "memory", "memory")  # "It" and "city" hold no Italy
     assert made().first == ("context", "context", "context", "memory", "memory", "neither")
     assert [made().first_share(side).mean for side in SIDES] == [3 / 6, 2 / 6, 1 / 6]
 

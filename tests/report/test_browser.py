@@ -27,13 +27,13 @@ WIDTHS = (390, 768, 1280)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
         pytest.skip("needs Chromium")
     with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def test_pages_are_quiet_fit_every_width_and_are_accessible(
     for scheme in ("light", "dark"):
         page, _ = opened(browser, pages[name], WIDTHS[-1], scheme)
         violations = Axe().run(page).response["violations"]
-        found = {each["id"]: [node["html"][:120] for node in each["nodes"]][:3] for each in violations}
-        assert not found, scheme
+        nodes = {each["id"]: [node["html"][:120] for node in each["nodes"]][:3] for each in violations}
+        assert not nodes, scheme
         page.close()
 
 

@@ -126,7 +126,8 @@ def test_a_cluster_of_half_the_prompts_leaves_no_interval(largest, known):
     values = np.random.default_rng(0).normal(1, 1, (len(names), 1))
     intervals = [mean_intervals(values, names)[0], share_interval([value > 1 for [value] in values], names)]
     intervals += ratio_intervals(values, np.ones(len(names)), names)
-    assert [not math.isnan(interval.low) for interval in intervals] == [known] * 3
+    intervals += rank_correlations(values, np.random.default_rng(1).normal(size=len(names)), names)
+    assert [not math.isnan(interval.low) for interval in intervals] == [known] * 4
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections import Counter
@@ -16,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.errors import DataError, ModelError, OutputError
-from attnbalance.files.outputs import HASH, MARKER, read_json, write_json
+from attnbalance.files.outputs import HASH, MARKER, read_json, write_json, write_saved
 from attnbalance.files.work import in_place, locked
 from attnbalance.finetuning.splits import split_facts
 from attnbalance.studies import run_fit
@@ -212,12 +213,12 @@ WORLD = "{{facts: synthetic, subjects: 30, answers: 3, {}}}"
         (
             "power: 1",
             "methods: {b: {objective: kl(few-shot), steps: [1, 2], batch_size: 4}}",
-            "read other training facts",
+            "read different training facts",
         ),
         (
             "power: 1",
             "methods: {b: {objective: recommended, batch_size: [100, 200], curriculum: popular-first}}",
-            "method b: its variants read other training facts, or in another order, and ce",
+            "method b: its variants read different training facts, or in a different order, and the targets of ce",
         ),
     ],
 )
@@ -237,6 +238,30 @@ def test_variants_that_read_the_same_facts_in_the_same_order_are_compared() -> N
         method = yaml.safe_load(grid) | {"objective": "recommended"}
         check_grid("b", variants(method), facts=100)
     check_grid("b", variants({"objective": "kl(statement)", "steps": [1, 2]}), facts=100)
+
+
+def test_the_seed_with_most_training_facts_decides_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    method = "methods: {b: {objective: recommended, steps: [1, 99], batch_size: COUNT}}\nseeds: [0, 1, 2, 3, 4, 5]"
+    path.write_text(f"worlds: {{a: {WORLD.format('power: 1')}}}\n{method.replace('COUNT', '1')}")
+    with pytest.raises(DataError, match="be at least") as raised:
+        study(path, tmp_path / "out")
+    named = int(re.search(r"be at least (\d+) in each", str(raised.value))[1])  # pyright: ignore
+    counts = set()
+    for seed in range(6):
+        facts = synthetic_facts(seed, subjects=30, answers=3)
+        counts |= {len(split_facts(facts, split, seed=seed).train) for split in ("top", "bottom")}
+    assert named == max(counts)
+
+
+def test_a_table_of_fits_of_two_versions_says_so(config: Path, done: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    path = out / "fits/tiny/seed-0/top/plain" / RESULT
+    result = read_json(path)
+    write_saved(path, {name: result[name] for name in result if name != HASH} | {"attnbalance_version": "0.0.1"})
+    with pytest.warns(UserWarning, match=r"1 of \d+ fits were made by attnbalance 0\.0\.1, and this is"):
+        study(config, out)
 
 
 def test_a_study_whose_model_could_not_be_loaded_goes_on_once_its_path_is_right(

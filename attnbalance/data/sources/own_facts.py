@@ -19,6 +19,9 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """What a cell of text with a number looks like; Python would also read "1_0" and "nan"."""
 
 
+BAR = re.compile(r"\s*[^\[\s].*\|.*", re.DOTALL)
+"""A cell with a "|" that is no JSON list."""
+
 TUPLE = re.compile(r"""\(\s*(['"]).*\1\s*,?\s*\)""", re.DOTALL)
 """How pandas writes a tuple of texts into a table."""
 
@@ -26,11 +29,10 @@ TUPLE = re.compile(r"""\(\s*(['"]).*\1\s*,?\s*\)""", re.DOTALL)
 def load_own(path: str | Path) -> FactSet:
     """Facts from a table with one fact in each row, and the columns of `REQUIRED` and, optionally, `OPTIONAL`.
 
-    `answers` is a list, or a string that is one answer or a JSON list of them; a string with "|" is warned of, for
-    other tables separate answers so. Subjects, relations and answers are text or whole numbers, which are read as text,
-    without the white space around them. Raises `DataError`, naming the row and the column, for a missing or unknown
-    column and for what `Fact` refuses. Rows with the same subject, relation and question are merged, and counted in
-    `dropped`.
+    `answers` is a list, or a string that is one answer or a JSON list of them; a string that holds "|" gives a warning.
+    Subjects, relations and answers are text or whole numbers, which are read as text, without the white space around
+    them. Raises `DataError`, naming the row and the column, for a missing or unknown column and for what `Fact`
+    refuses. Rows with the same subject, relation and question are merged, and counted in `dropped`.
     """
     rows = read_rows(path)
     known = (*REQUIRED, *OPTIONAL)
@@ -49,11 +51,12 @@ def load_own(path: str | Path) -> FactSet:
         if missing:
             raise DataError(f"{where}: no {missing[0]!r}; a facts file needs {', '.join(REQUIRED)} in every row")
         facts.append(_fact(row, where))
-    joined = [fact.answer for fact in facts if len(fact.answers) == 1 and "|" in fact.answer]
+    joined = [row["answers"] for row in rows if isinstance(row["answers"], str) and BAR.fullmatch(row["answers"])]
     if joined:
+        some = "1 cell of answers holds" if len(joined) == 1 else f"{len(joined)} cells of answers hold"
         warnings.warn(
-            f"{path}: {len(joined)} answers hold a '|', such as {joined[0]!r}, and count as one answer each; write "
-            'several as a JSON list: ["first", "second"]',
+            f"{path}: {some} a '|', such as {joined[0]!r}, and one answer each; write several as a JSON list: "
+            '["first", "second"]',
             stacklevel=2,
         )
     merged = FactSet(tuple(facts), str(path)).merged()

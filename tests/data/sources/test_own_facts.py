@@ -66,7 +66,7 @@ def test_answers_in_one_cell_that_are_no_json_list_are_refused_or_warned_of(tmp_
         with pytest.raises(DataError, match="row 1: answers must be one answer or a JSON list, got the Python tuple"):
             load_own(path)
     path.write_text("subject,relation,answers\nA,b,x|y\nB,b,(What's the Story) Morning Glory?\n")
-    with pytest.warns(UserWarning, match=r"1 answers hold a '\|', such as 'x\|y', and count as one answer each"):
+    with pytest.warns(UserWarning, match=r"1 cell of answers holds a '\|', such as 'x\|y', and one answer each"):
         facts = load_own(path)
     assert [fact.answers for fact in facts] == [("x|y",), ("(What's the Story) Morning Glory?",)]
 

@@ -1,0 +1,50 @@
+"""Lines of an output: the one that holds its answer, and what of a text can be seen."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import unicodedata
+
+TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
+"""Invisible characters that say which flag a black flag is (England, Scotland)."""
+
+FENCE = re.compile(r"`{3,}\s*\w*")
+"""The first or last line of a block of code."""
+
+COLONS = (":", "：")  # noqa: RUF001
+AFTER_COLON = "*_` \t"
+"""What may follow a colon at a line's end: signs of bold type and code."""
+
+
+def first_line(output: str) -> str:
+    r"""The first line of an output that shows more than punctuation, else the first that shows any; empty if none does.
+
+    The line after one that ends in a colon belongs to it.
+
+    >>> first_line("The capital is:\n\n**Vaduz**\nIt is small.")
+    'The capital is: **Vaduz**'
+    """
+    shown = [line for line in output.splitlines() if any(map(_has_shape, visible(line)))]
+    worded = [
+        line
+        for line in shown
+        if not FENCE.fullmatch(line.strip()) and any(unicodedata.category(c)[0] in "LNS" for c in line)
+    ]
+    announcing = itertools.takewhile(lambda line: line.rstrip(AFTER_COLON).endswith(COLONS), worded)
+    return " ".join(worded[: len(list(announcing)) + 1] or shown[:1])
+
+
+def visible(text: str) -> str:
+    """The text without characters that only format it."""
+    return "".join(character for character in text if unicodedata.category(character) != "Cf" or character in TAGS)
+
+
+def _has_shape(character: str) -> bool:
+    """Whether a character can be seen by itself: spaces cannot, nor marks without a letter."""
+    return not character.isspace() and unicodedata.category(character)[0] != "M" and character not in TAGS
+
+
+def _is_no_punctuation(character: str) -> bool:
+    """Whether a character is a letter, digit or sign; a backtick is none."""
+    return unicodedata.category(character)[0] in "LNS" and character != "`"
