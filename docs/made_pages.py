@@ -73,6 +73,7 @@ REPLAY = {
     "replay-generated": "replay of generated facts, 960 steps",
     "replay-generated-more": "the same, `--replay-share 0.85`",
 }
+RATES = {"lr-1e-4": "1e-4", "lr-3e-4": "3e-4", "lr-1e-3": "1e-3"}
 STUDY_COLUMNS = {
     "extraction": "extraction ratio",
     "kept": "kept",
@@ -122,6 +123,7 @@ def make_all() -> None:
         "league-synthetic": study_table("league", "synthetic", "top", LEAGUE),
         "league-popqa": study_table("league", "popqa", "top", LEAGUE),
         "replay": study_table("replay", "small", "bottom", REPLAY),
+        "popularity-rates": rates_table(RATES),
         **{name: split_table(name) for name in ("popularity", "context", "instruct")},
     }
     for name, text in pages.items():
@@ -242,6 +244,21 @@ def study_table(folder: str, world: str, split: str, names: Mapping[str, str]) -
     for method, name in names.items():
         row = by_method[method] | {"popular": by_method[method]["quintiles"][0]}
         rows.append([name, *(study_cell(column, row[column]) for column in STUDY_COLUMNS)])
+    return markdown(rows)
+
+
+def rates_table(names: Mapping[str, str]) -> str:
+    """FT-Top against FT-Bottom in the popularity study, by learning rate."""
+    saved = json.loads((RESULTS / "popularity" / "study.json").read_text())
+    fifths = {(row["method"], row["split"]): row["quintiles"][0]["mean"] for row in saved["rows"]}
+    differences = {row["method"]: row for row in saved["top_minus_bottom"]}
+    head = ["learning rate", "most popular fifth: FT-Top, FT-Bottom", "difference, points"]
+    rows = [[*head, "all questions, difference", "subject attention, difference"]]
+    for method, name in names.items():
+        row, (top, bottom) = differences[method], (100 * fifths[method, split] for split in ("top", "bottom"))
+        mean, low, high = (row["attention"][end] for end in ("mean", "low", "high"))
+        points = [study_cell("gain", interval) for interval in (row["quintiles"][0], row["accuracy"])]
+        rows.append([name, f"{top:.1f}%, {bottom:.1f}%", *points, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"])
     return markdown(rows)
 
 

@@ -51,35 +51,42 @@ def _answer(comparison: Comparison) -> dict[str, object]:
 
 def _numbers(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
     """The numbers of the first screen, each with its interval and with what it is: attention, accuracy, questions."""
-    title, pair = comparison.titles[0], comparison.pair
-    if pair and comparison.comparable(title):
-        curve = comparison.difference(*pair, title)
-        sure = [i for i, (low, high) in enumerate(zip(curve.low, curve.high, strict=True)) if low > 0 or high < 0]
-        i = max(sure or range(len(curve.layers)), key=lambda layer: abs(curve.mean[layer]))
-        bounds, what = wording.bounds(curve.low[i], curve.high[i], "+"), "its largest difference"
-        yield (
-            wording.share(curve.mean[i], "+"),
-            bounds,
-            f"{title}, {' minus '.join(pair)}, at layer {curve.layers[i]}, {what}",
-        )
-    else:
-        label, curve = next(iter(comparison.curves(title).items()))
-        i = max(range(len(curve.layers)), key=lambda layer: curve.mean[layer])
-        bounds = wording.bounds(curve.low[i], curve.high[i])
-        yield wording.share(curve.mean[i]), bounds, f"{title} of {label} at layer {curve.layers[i]}, its highest"
-    recall = (comparison[pair[0]] if pair else comparison.measured[0]).recall
-    popular = recall is not None and recall.has_popular_fifth
-    group = "the most popular fifth" if popular else "all questions"
-    paired = comparison.accuracy_difference(*pair, 0 if popular else None) if pair else None
-    if paired is not None and pair is not None:
-        change = wording.points(paired.interval).split(" points ")
-        yield f"{change[0]} points", change[1], f"accuracy on {group}, {' minus '.join(pair)}"
-    elif recall is not None:
-        interval = recall.by_quintile()[0][1] if popular else recall.accuracy()
-        value, _, bounds = wording.percent_interval(interval).partition(" ")
-        yield value, bounds, f"accuracy of {comparison.measured[0].label if pair is None else pair[0]} on {group}"
+    yield _attention_number(comparison)
+    yield from _accuracy_number(comparison)
     subjects = len({prompt.fact.composed_subject for prompt in comparison.prompts})
     yield f"{len(comparison.prompts):,}", "", f"questions about {subjects:,} subject{'s' * (subjects != 1)}"
+
+
+def _attention_number(comparison: Comparison) -> tuple[str, str, str]:
+    """The pair's largest difference by layer, of those whose interval excludes zero if there are any; else a peak."""
+    title, pair = comparison.titles[0], comparison.pair
+    if pair is None or not comparison.comparable(title):
+        label, curve = next(iter(comparison.curves(title).items()))
+        i = max(range(len(curve.layers)), key=curve.mean.__getitem__)
+        what = f"{title} of {label} at layer {curve.layers[i]}, its highest"
+        return wording.share(curve.mean[i]), wording.bounds(curve.low[i], curve.high[i]), what
+    curve = comparison.difference(*pair, title)
+    sure = [i for i, (low, high) in enumerate(zip(curve.low, curve.high, strict=True)) if low > 0 or high < 0]
+    i = max(sure or range(len(curve.layers)), key=lambda index: abs(curve.mean[index]))
+    largest = f"its largest {'clear ' if sure else ''}difference"
+    what = f"{title}, {' minus '.join(pair)}, at layer {curve.layers[i]}, {largest}"
+    return wording.share(curve.mean[i], "+"), wording.bounds(curve.low[i], curve.high[i], "+"), what
+
+
+def _accuracy_number(comparison: Comparison) -> Iterator[tuple[str, str, str]]:
+    """The pair's difference in accuracy, on the most popular fifth if there is one; else the first model's accuracy."""
+    pair = comparison.pair
+    first = comparison[pair[0]] if pair else comparison.measured[0]
+    popular = first.recall is not None and first.recall.has_popular_fifth
+    group = "the most popular fifth" if popular else "all questions"
+    paired = comparison.accuracy_difference(*pair, 0 if popular else None) if pair else None
+    if pair and paired is not None:
+        value, _, bounds = wording.points(paired.interval).partition(" points ")
+        yield f"{value} points", bounds, f"accuracy on {group}, {' minus '.join(pair)}"
+    elif first.recall is not None:
+        interval = first.recall.by_quintile()[0][1] if popular else first.recall.accuracy()
+        value, _, bounds = wording.percent_interval(interval).partition(" ")
+        yield value, bounds, f"accuracy of {first.label} on {group}"
 
 
 def _reading(comparison: Comparison, title: str) -> dict[str, object]:

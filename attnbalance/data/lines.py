@@ -26,11 +26,7 @@ def first_line(output: str) -> str:
     'The capital is: **Vaduz**'
     """
     shown = [line for line in output.splitlines() if any(map(_has_shape, visible(line)))]
-    worded = [
-        line
-        for line in shown
-        if not FENCE.fullmatch(line.strip()) and any(unicodedata.category(c)[0] in "LNS" for c in line)
-    ]
+    worded = [line for line in shown if not FENCE.fullmatch(line.strip()) and any(map(_is_no_punctuation, line))]
     announcing = itertools.takewhile(lambda line: line.rstrip(AFTER_COLON).endswith(COLONS), worded)
     return " ".join(worded[: len(list(announcing)) + 1] or shown[:1])
 

@@ -212,12 +212,14 @@ def frozen_in(model: nn.Module, masks: Mapping[str, Bool[Tensor, ...]]) -> Froze
 
 
 def trained_in_part(model: nn.Module) -> list[str]:
-    """The names of trained parameters that `train_only` or `add_lora` chose only in part.
+    """The names of trained parameters that `train_only` or `add_lora` chose only in part."""
+    named = model.named_parameters()
+    return [name for name, each in named if each.requires_grad and getattr(each, TRAINED_IN_PART, False)]
 
-    So are LoRA's matrices with some rows (B) or columns (A) of zeros, as a part of a layer leaves them.
-    """
-    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
-    return [name for name, each in named if getattr(each, TRAINED_IN_PART, False) or _is_lora_of_a_part(name, each)]
+
+def loras_of_parts(model: nn.Module) -> list[str]:
+    """The names of trained matrices of LoRA with some rows (B) or columns (A) of zeros, as `add_lora` leaves them."""
+    return [name for name, each in model.named_parameters() if each.requires_grad and _is_lora_of_a_part(name, each)]
 
 
 def _is_lora_of_a_part(name: str, parameter: nn.Parameter) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from attnbalance.finetuning.example_sets import tokenizer_of
 from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import check_start
 from attnbalance.finetuning.objectives.objective import Objective
-from attnbalance.finetuning.parameters import FrozenWeights, trained_in_part
+from attnbalance.finetuning.parameters import FrozenWeights, loras_of_parts, trained_in_part
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, check_adapters, hook
 from attnbalance.models.length_thresholds import length_thresholds
@@ -132,6 +133,13 @@ def check_ways_of_training(
         raise ModelError(
             f"{held[0]} is to be trained in part, and would be trained whole: pass what train_only or add_lora "
             "returned last as frozen=; to train all of it, choose it whole with train_only first"
+        )
+    loras = [name for name in loras_of_parts(trainer.model) if name not in frozen.names]  # pyright: ignore[reportArgumentType]
+    if loras:
+        warnings.warn(
+            f"{loras[0]} has zeros as if it was trained for a part of its layer (add_lora), and is trained whole now; "
+            "to keep to a part, add a new adapter and pass its frozen=",
+            stacklevel=4,
         )
     if rules or partly:
         check_optimizer(trainer)

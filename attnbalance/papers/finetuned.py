@@ -66,6 +66,11 @@ def grid_cells(
     return cells
 
 
+def run_cell(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
+    """What a cell of `grid_cells` holds: the untrained model's answers, or those after finetuning on the split."""
+    return ask_untrained(settings, split) if settings["split"] == BASE else run_finetuning(settings, split)
+
+
 def run_finetuning(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
     """Finetune the model of the settings on a split, and ask it about the tested facts.
 

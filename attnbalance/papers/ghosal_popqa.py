@@ -26,13 +26,12 @@ from attnbalance.papers.finetuned import (
     UNTRAINED,
     accuracy,
     accuracy_of_top,
-    ask_untrained,
     by_tuned,
     grid_cells,
     grid_condition,
     guess_rate,
     model_condition,
-    run_finetuning,
+    run_cell,
     tuned,
     untrained,
     without_answers,
@@ -97,8 +96,7 @@ def _split(settings: Mapping[str, Any]) -> Split:
 
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    split = _split(settings)
-    return ask_untrained(settings, split) if settings["split"] == BASE else run_finetuning(settings, split)
+    return run_cell(settings, _split(settings))
 
 
 def _setting(results: Sequence[CellResult]) -> tuple[Condition, ...]:

@@ -14,12 +14,11 @@ from attnbalance.papers.figure import Cell, CellResult, Claim, Condition, Panel,
 from attnbalance.papers.finetuned import (
     BASE,
     UNTRAINED,
-    ask_untrained,
     by_tuned,
     grid_cells,
     grid_condition,
     model_condition,
-    run_finetuning,
+    run_cell,
     untrained,
 )
 from attnbalance.papers.sources import Sources, facts_of
@@ -71,8 +70,7 @@ def _split(settings: Mapping[str, Any]) -> Split:
 
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    split = _split(settings)
-    return ask_untrained(settings, split) if settings["split"] == BASE else run_finetuning(settings, split)
+    return run_cell(settings, _split(settings))
 
 
 def exact_matches(values: Mapping[str, Any]) -> float:

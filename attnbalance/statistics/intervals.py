@@ -98,9 +98,9 @@ def mean_intervals(
     .93 with lognormal values (.90, .90, .92 if columns correlate); in .95 and more with normal values. At least one
     simultaneous interval misses in at most 6% of samples of 10 or more clusters with any of these, in 2 to 9% with
     SmolLM2-135M's attention, and in up to 50% with 5 clusters. If one cluster holds a third of all prompts, a column's
-    own interval contains the mean in .93 of samples of 10 to 50 clusters with Beta(.5, 8) values, and in .89 to .91
-    with lognormal values. A bootstrap cannot know values that the sample lacks: if one prompt in 25 has twenty times
-    the usual attention, some layer's interval misses in 40% of samples of 20 prompts, 27% of 30, 4% of 150.
+    own interval contains the mean in .93 or .94 of samples of 10 to 50 clusters with Beta(.5, 8) values, and in .90 or
+    .91 with lognormal values. A bootstrap cannot know values that the sample lacks: if one prompt in 25 has twenty
+    times the usual attention, some layer's interval misses in 40% of samples of 20 prompts, 27% of 30, 4% of 150.
     """
     table = np.asarray(values, dtype=float)
     return _ratio_intervals(table, np.ones(len(table)), clusters, simultaneous, seed)

@@ -94,7 +94,7 @@ def test_three_numbers_say_what_is_seen_first(tmp_path):
     change = made.difference("top", "bottom")
     assert text.startswith(
         f" {change.mean[2]:+.3f} [{change.low[2]:+.3f}, {change.high[2]:+.3f}]"
-        "subject attention, top minus bottom, at layer 2, its largest difference"
+        "subject attention, top minus bottom, at layer 2, its largest clear difference"
     )
     # all of the most popular fifth, prompts 0 to 7, are right in both
     assert "+0.0 points [-32.4, +32.4]accuracy on the most popular fifth, top minus bottom" in text

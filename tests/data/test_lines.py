@@ -21,6 +21,7 @@ from attnbalance.data.lines import first_line, visible
         ("———\nParis", "Paris"),
         ("```text\nParis\n```", "Paris"),
         ("$\nThe dollar sign", "$"),
+        ("``\nParis", "Paris"),
         ("🇨🇦\nOttawa", "🇨🇦"),
         ("?!\n", "?!"),
         ("\u00ad \u200b", ""),

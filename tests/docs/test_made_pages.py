@@ -88,3 +88,13 @@ def test_the_result_in_the_readme_is_that_of_the_committed_files(made: ModuleTyp
     assert f"adapter scaled by 0.7 keeps {kept[2]} " in readme
     shown = "plain finetuning answers {:.0%} of the new facts, `recommended` {:.0%}, the scaled replay {:.0%}."
     assert shown.format(*words) in readme
+
+
+def test_what_popular_facts_are_worth_is_that_of_the_committed_study(made: ModuleType) -> None:
+    table = (ROOT / "benchmarks" / "results" / "popularity" / "table.md").read_text()
+    contrasts = table.split("FT-Top minus FT-Bottom, points")[1].splitlines()
+    cells = next(line for line in contrasts if line.startswith("| lr-1e-4 |")).split("|")
+    row = next(line for line in made.rates_table(made.RATES).splitlines() if line.startswith("| 1e-4 |")).split("|")
+    assert (row[3].strip(), row[4].strip()) == (cells[4].strip(), cells[3].strip())  # the popular fifth, all questions
+    low, high = (float(end) for end in cells[4].split("[")[1].strip("] ").split(","))
+    assert f"[{float(cells[4].split()[0]):.0f} points [{low:.0f}, {high:.0f}]]" in (ROOT / "README.md").read_text()
