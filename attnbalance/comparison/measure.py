@@ -6,14 +6,14 @@ import gc
 import hashlib
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
 from attnbalance.comparison.comparison import ExampleRow, Measured
 from attnbalance.comparison.saved import load_measured, save_measured
-from attnbalance.comparison.specs import MeasureSettings, ModelSpec, check_labels, fingerprints, load_spec
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, check_labels, fingerprints, load_each
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
@@ -85,6 +85,7 @@ def measure_all(
     work: Path,
     shortcuts: Mapping[str, Sequence[str]] | None = None,
     progress: bool = False,
+    load: Callable[[Sequence[ModelSpec], MeasureSettings], Iterator[HookedModel]] = load_each,
 ) -> tuple[Measured, ...]:
     """Measure each model on the prompts.
 
@@ -96,19 +97,21 @@ def measure_all(
         By default those that the first model made by `finetune` recorded; without one, the most frequent answers of
         the prompts' facts. `Measured.source` says which.
     progress: show progress bars.
+    load: gives the models of specs in turn; each is used until the next is asked for.
     """
     check_labels(specs)
     examples = random.Random(settings.seed).sample(range(len(prompts)), min(EXAMPLES, len(prompts)))  # noqa: S311
     given, origin = _shortcuts(specs, prompts, shortcuts)
-    results = []
+    keys = [_key(spec, prompts, settings, given) for spec in specs]
+    results = [load_measured(work / f"measured-{index}", key) for index, key in enumerate(keys)]
+    models = load([spec for spec, measured in zip(specs, results, strict=True) if measured is None], settings)
     for index, spec in enumerate(specs):
-        key, folder = _key(spec, prompts, settings, given), work / f"measured-{index}"
-        measured = load_measured(folder, key)
-        if measured is None:
-            measured = _measure(spec, prompts, sorted(examples), settings, given, origin, progress)
-            save_measured(measured, folder, key)
-        results.append(measured)
-    return tuple(results)
+        if results[index] is None:
+            measured = _measure(next(models), spec, prompts, sorted(examples), settings, given, origin, progress)
+            save_measured(measured, work / f"measured-{index}", keys[index])
+            results[index] = measured
+            gc.collect()
+    return tuple(measured for measured in results if measured is not None)
 
 
 def _shortcuts(
@@ -126,6 +129,7 @@ def _shortcuts(
 
 
 def _measure(
+    model: HookedModel,
     spec: ModelSpec,
     prompts: Sequence[Prompt],
     shown: Sequence[int],
@@ -134,9 +138,10 @@ def _measure(
     origin: str,
     progress: bool,
 ) -> Measured:
-    """Load one model and measure it.
+    """Measure one model.
 
-    spec: the model.
+    model: the model.
+    spec: its label and where it is from.
     prompts: all prompts.
     shown: the indices of those whose attention rows are kept.
     settings: how it is asked and read.
@@ -144,7 +149,6 @@ def _measure(
     origin: which facts the shortcuts are from.
     progress: show progress bars.
     """
-    model = load_spec(spec, settings)
     prompts = PromptSet.of(prompts, model.tokenizer)
     readings = tuple(entry.read(model, prompts, settings, progress) for entry in READINGS.values())
     answers = None
@@ -162,10 +166,7 @@ def _measure(
         "shortcuts_from": origin if settings.recall else None,
         "made_by": dict(spec.run) or None,
     }
-    measured = Measured(spec.label, readings, answers, _examples(model, prompts.at(shown)), source)
-    del model
-    gc.collect()
-    return measured
+    return Measured(spec.label, readings, answers, _examples(model, prompts.at(shown)), source)
 
 
 def _tokens_hash(prompts: PromptSet) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -133,6 +133,12 @@ def load_spec(spec: ModelSpec, settings: MeasureSettings) -> HookedModel:
         device=settings.device,
         trust_remote_code=settings.trust_remote_code,
     )
+
+
+def load_each(specs: Sequence[ModelSpec], settings: MeasureSettings) -> Iterator[HookedModel]:
+    """The model of each spec in turn, loaded anew."""
+    for spec in specs:
+        yield load_spec(spec, settings)
 
 
 def fingerprints(spec: ModelSpec, settings: MeasureSettings) -> list[str | None]:

@@ -124,21 +124,21 @@ def adapter_parameters(model: Module) -> set[int]:
 def base_parameters(model: Module) -> list[tuple[str, Tensor]]:
     """The base model's parameters under their names in it, with and without adapters."""
     added = adapter_parameters(model)
-    return [(_base_name(name), parameter) for name, parameter in model.named_parameters() if id(parameter) not in added]
+    return [(base_name(name), parameter) for name, parameter in model.named_parameters() if id(parameter) not in added]
 
 
 def _saved_buffers(model: Module) -> list[tuple[str, Tensor]]:
     """The base model's buffers that a checkpoint holds, such as a router's correction bias."""
     added = adapter_parameters(model)
     return [
-        (_base_name(f"{path}.{name}" if path else name), buffer)
+        (base_name(f"{path}.{name}" if path else name), buffer)
         for path, module in model.named_modules()
         for name, buffer in module._buffers.items()
         if buffer is not None and name not in module._non_persistent_buffers_set and id(buffer) not in added
     ]
 
 
-def _base_name(name: str) -> str:
+def base_name(name: str) -> str:
     """A tensor's name in the base model, without what peft adds."""
     for part in (".base_layer", ".original_module", ".token_adapter"):
         name = name.replace(part, "")

@@ -56,11 +56,16 @@ def load_adapter(base: Module, adapter: str, base_path: str) -> Module:
     Raises `ModelError` for an adapter that is missing, damaged, pickled, not a change of weights, or made for another
     base; `OutputError` for a run, or a checkpoint of one, whose weights were changed.
     """
-    from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
-
     check_model(Path(adapter))
     made_for = check_adapter(adapter)
-    _check_base(base, adapter, base_path, made_for)
+    check_base(base, adapter, base_path, made_for)
+    return put_on(base, adapter, base_path)
+
+
+def put_on(base: Module, adapter: str, base_path: str) -> Module:
+    """The base with an adapter that was checked; raises `ModelError` for weights that are missing, or fit nothing."""
+    from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
+
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -72,11 +77,12 @@ def load_adapter(base: Module, adapter: str, base_path: str) -> Module:
     if left_out:
         raise ModelError(
             f"adapter {adapter} holds {len(left_out)} weights that {base_path} has no layer for, first {left_out[0]} "
-            f"(made for {made_for})"
+            f"(made for {check_adapter(adapter)})"
         )
     if any("missing adapter keys" in str(warning.message).lower() for warning in caught):
         raise ModelError(
-            f"adapter {adapter} lacks weights for some of its target modules in {base_path} (made for {made_for})"
+            f"adapter {adapter} lacks weights for some of its target modules in {base_path} "
+            f"(made for {check_adapter(adapter)})"
         )
     return model
 
@@ -117,7 +123,7 @@ def _looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
-def _check_base(base: Module, adapter: str, base_path: str, made_for: str | None) -> None:
+def check_base(base: Module, adapter: str, base_path: str, made_for: str | None) -> None:
     """Refuse a base that differs, in weights or settings, from the one that the adapter's run recorded.
 
     The base must not yet be wrapped by peft, which copies parameters.

@@ -41,7 +41,7 @@ def load_base(
     model; `OutputError` for a run, or a checkpoint of one, whose weights were changed.
     """
     check_model(Path(path))
-    _check_folder(path)
+    check_folder(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -67,7 +67,7 @@ def load_base(
         )
     _check_quantisation(model, path)
     _check_left_out(model, sorted(report["unexpected_keys"]), path)
-    _check_weights(model, path)
+    check_weights(model, path)
     return model
 
 
@@ -92,7 +92,7 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300] or 'no message'}"
 
 
-def _check_folder(path: str) -> None:
+def check_folder(path: str) -> None:
     """Raise `ModelError` for a folder that holds no decoder-only model in safetensors; a Hub id passes."""
     folder = Path(path)
     if not folder.is_dir():
@@ -157,7 +157,7 @@ def _check_quantisation(model: PreTrainedModel, path: str) -> None:
         )
 
 
-def _check_weights(model: PreTrainedModel, path: str) -> None:
+def check_weights(model: PreTrainedModel, path: str) -> None:
     """Refuse weights that are not finite, or so large that what is computed from them would not be."""
     for name, parameter in model.named_parameters():
         if not parameter.is_meta and parameter.numel() and parameter.dtype in DTYPES:

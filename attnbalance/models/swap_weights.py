@@ -1,0 +1,134 @@
+"""The weights of a checkpoint copied into a model of the same shape that is already loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from attnbalance.errors import ModelError
+from attnbalance.files.outputs import read_json
+from attnbalance.files.seals import check_model
+from attnbalance.models.config import load_config
+from attnbalance.models.config_changes import differing_settings, settings_of
+from attnbalance.models.forward import base_of
+from attnbalance.models.hooked import HookedModel
+from attnbalance.models.load_base import LOAD_ERRORS, brief, check_folder, check_weights
+
+ALONE = "measure it by itself with `attnbalance curve`"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the safetensors files of a folder hold, from their headers.
+
+    files: the file of each tensor, by the tensor's name.
+    kinds: dtype and shape of each tensor, by its name.
+    dtype: the dtype that config.json names; None if it names none.
+    settings: the settings of config.json that outputs depend on.
+    tied: whether config.json ties the output embedding to the input's.
+    """
+
+    files: Mapping[str, Path]
+    kinds: Mapping[str, tuple[str, tuple[int, ...]]]
+    dtype: str | None
+    settings: Mapping[str, object]
+    tied: object
+
+
+def open_weights(path: str, trust_remote_code: bool = False) -> Weights:
+    """The headers of a model folder; raises `ModelError` for one that is half-written, damaged or holds no weights."""
+    folder = Path(path)
+    check_model(folder)
+    check_folder(path)
+    index = folder / "model.safetensors.index.json"
+    single = folder / "model.safetensors"
+    names = sorted(set(read_json(index).get("weight_map", {}).values())) if not single.is_file() else [single.name]
+    if not names or not all((folder / name).is_file() for name in names):
+        gone = next((name for name in names if not (folder / name).is_file()), "model.safetensors")
+        raise ModelError(f"{path} is incomplete: it holds no {gone}; it may have been half-written. Remove it")
+    files, kinds = dict[str, Path](), dict[str, tuple[str, tuple[int, ...]]]()
+    try:
+        config = load_config(path, trust_remote_code)
+        for name in names:
+            with safe_open(folder / name, framework="pt") as opened:
+                for key in opened.keys():  # noqa: SIM118 - not a mapping
+                    part = opened.get_slice(key)
+                    files[key], kinds[key] = folder / name, (part.get_dtype(), tuple(part.get_shape()))
+    except ModelError:
+        raise
+    except LOAD_ERRORS as error:
+        raise ModelError(f"cannot load model {path}: {brief(error)}") from error
+    tied = getattr(config.get_text_config(), "tie_word_embeddings", None)
+    dtype = None if config.dtype is None else str(config.dtype)
+    return Weights(files, kinds, dtype, settings_of(config), tied)
+
+
+def check_swappable(model: HookedModel, weights: Weights) -> None:
+    """Raise `ModelError` for a model into which weights cannot be copied by their names in the files.
+
+    That is so for families whose weights transformers renames or joins on loading, for quantised models, for parts that
+    are not in memory, and where files hold two values for one tied weight.
+    """
+    own, base = _tensors(model), base_of(model.model)
+    if unknown := sorted(weights.kinds.keys() - own.keys()):
+        raise ModelError(f"{model.name}: {unknown[0]} has another name once it is loaded, or none; {ALONE}")
+    covered = {id(own[name]) for name in weights.kinds}
+    if missing := sorted(name for name, tensor in own.items() if id(tensor) not in covered):
+        raise ModelError(f"{model.name}: its files do not hold {missing[0]}, which the loaded model has; {ALONE}")
+    if len(covered) < len(weights.kinds):
+        raise ModelError(f"{model.name}: its files hold a tied weight more than once; {ALONE}")
+    if getattr(base, "hf_quantizer", None) is not None or any(tensor.is_meta for tensor in own.values()):
+        raise ModelError(f"{model.name} is quantised, or not wholly in memory; {ALONE}")
+    for name, (_, shape) in weights.kinds.items():
+        if tuple(own[name].shape) != shape:
+            raise ModelError(f"{model.name}: {name} has another shape once it is loaded; {ALONE}")
+
+
+@torch.no_grad()
+def swap_weights(model: HookedModel, weights: Weights, path: str, trust_remote_code: bool = False) -> None:
+    """Copy the weights of a checkpoint into a model; all is compared before anything is copied.
+
+    model: the model, as loaded from the folder that `weights` describes (see `check_swappable`).
+    weights: what the folder holds that the model was loaded from.
+    path: the folder of the checkpoint.
+
+    A tensor is converted as on loading: each value is rounded to the dtype that it has in the loaded model. Raises
+    `ModelError` for a checkpoint that is incomplete or differs in settings, or in the names, shapes or dtypes of its
+    weights, and for weights that are not finite.
+    """
+    new = open_weights(path, trust_remote_code)
+    _compare(weights, new, path, model.name)
+    own = _tensors(model)
+    for file in sorted(set(new.files.values())):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - not a mapping
+                own[name].copy_(opened.get_tensor(name))
+    check_weights(base_of(model.model), path)
+
+
+def _tensors(model: HookedModel) -> dict[str, Tensor]:
+    """The parameters and saved buffers of a model by name; tied ones are one tensor under several names."""
+    return dict(base_of(model.model).state_dict(keep_vars=True))
+
+
+def _compare(old: Weights, new: Weights, path: str, other: str) -> None:
+    """Refuse a checkpoint that differs from another in more than the values of its weights."""
+    where = f"{path} must differ from {other} in the values of its weights only, but"
+    if (old.dtype, old.tied) != (new.dtype, new.tied):
+        raise ModelError(f"{where} config.json names dtype {new.dtype} and tied embeddings {new.tied}; {ALONE}")
+    if changed := differing_settings(old.settings, new.settings):
+        name, (before, after) = next(iter(changed.items()))
+        raise ModelError(f"{where} {name} is {after!r:.80}, not {before!r:.80}; {ALONE}")
+    if old.kinds != new.kinds:
+        names = sorted(name for name in old.kinds.keys() | new.kinds.keys() if old.kinds.get(name) != new.kinds.get(name))
+        kinds = [_words(weights.kinds.get(names[0])) for weights in (new, old)]
+        raise ModelError(f"{where} {names[0]} is {kinds[0]}, not {kinds[1]} ({len(names)} such weights); {ALONE}")
+
+
+def _words(kind: tuple[str, tuple[int, ...]] | None) -> str:
+    return "absent" if kind is None else f"{kind[0]} of shape {list(kind[1])}"
