@@ -136,5 +136,6 @@ from .statistics.shares import share_interval as share_interval
 from .storage.compare_salience import compare_salience as compare_salience
 from .studies.study import study as study
 from .survey.compare_knowledge import compare_knowledge as compare_knowledge
+from .trajectory.compare_checkpoints import compare_checkpoints as compare_checkpoints
 
 __all__: list[str]

@@ -11,9 +11,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PICTURE = (ROOT / "docs/architecture.md").read_text().split("```")[1]
 ROOMS = [name for name in re.findall(r"\b([a-z]+)(?:\.py|/)", PICTURE) if name not in ("attnbalance", "sources")]
-WINGS = ("comparison", "survey", "context", "storage", "explanation", "studies", "papers")
+WINGS = ("comparison", "trajectory", "survey", "context", "storage", "explanation", "studies", "papers")
 """The wings below `finetuning`: none imports another, but for those in `BUILT_ON`."""
-BUILT_ON = {wing: {"comparison"} for wing in ("survey", "context", "storage", "explanation")}
+BUILT_ON = {wing: {"comparison"} for wing in ("trajectory", "survey", "context", "storage", "explanation")}
 LIGHT = {"theory": {"errors", "statistics", "theory"}}
 FILES = sorted((ROOT / "attnbalance").rglob("*.py"))
 

@@ -1,4 +1,4 @@
-"""Commands that measure models which exist: `curve`, `knowledge`, `context`, `salience`, `explain`."""
+"""Commands that measure models which exist: `curve`, `trajectory`, `knowledge`, `context`, `salience`, `explain`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from attnbalance.cli.options import (
     Limit,
     Models,
     Out,
+    Reduce,
     Relations,
     Scoring,
     Seed,
@@ -42,9 +43,7 @@ def curve(
     recall: Annotated[bool, typer.Option("--recall", help="Also generate answers and report accuracy.")] = False,
     scoring: Scoring = "whole-words",
     skip_bad: SkipBad = False,
-    reduce: Annotated[
-        str, typer.Option(metavar="max|max-of-mean|sum", help="How a subject's tokens are put together.")
-    ] = "max",
+    reduce: Reduce = "max",
     chat: Chat = False,
     tokenizer: Tokenizer = None,
     dtype: Dtype = None,
@@ -73,6 +72,56 @@ def curve(
     )
     with noting_reuse(out):
         answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=show_progress())
+    say(answer, out)
+
+
+def trajectory(
+    where: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN ...", help="A run's folder, folders of checkpoints, or quoted patterns: 'run/checkpoint-*'."
+        ),
+    ],
+    facts: Facts,
+    out: Out,
+    base: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Base of the adapters; by default the one that they name.")
+    ] = None,
+    relations: Relations = None,
+    template: Template = "qa",
+    limit: Limit = None,
+    recall: Annotated[bool, typer.Option("--recall", help="Also generate answers and report accuracy.")] = False,
+    scoring: Scoring = "whole-words",
+    skip_bad: SkipBad = False,
+    reduce: Reduce = "max",
+    chat: Chat = False,
+    tokenizer: Tokenizer = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    batch_size: BatchSize = 32,
+    trust_remote_code: TrustRemoteCode = False,
+    seed: Seed = 0,
+) -> None:
+    """Draw subject attention, and accuracy with --recall, along the checkpoints of one training run.
+
+    Checkpoints hold LoRA adapters of one base, which is loaded once, or full weights of one shape. Writes report.html,
+    trajectory.json, trajectory.png and what `curve` writes. The report is about the last checkpoint against the first.
+    A killed run resumes at the checkpoint that it had not yet measured.
+    """
+    from attnbalance.comparison.specs import MeasureSettings
+    from attnbalance.data.sources.load_facts import load_facts
+    from attnbalance.readings.attention import REDUCTIONS
+    from attnbalance.trajectory.compare_checkpoints import compare_checkpoints as run
+
+    if reduce not in REDUCTIONS:
+        raise DataError(f"--reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+    chosen, progress = load_facts(facts, as_names(relations), limit, seed), show_progress()
+    settings = MeasureSettings(
+        template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
+    )
+    command = command_line()
+    with noting_reuse(out):
+        answer = run(where, chosen, settings, out, base=base, skip_bad=skip_bad, command=command, progress=progress)
     say(answer, out)
 
 

@@ -36,6 +36,7 @@ Facts = Annotated[
         "optionally, popularity, question and statement.",
     ),
 ]
+Reduce = Annotated[str, typer.Option(metavar="max|max-of-mean|sum", help="How a subject's tokens are put together.")]
 Relations = Annotated[str | None, typer.Option(metavar="A,B", help="Only the facts of these relations.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most N facts, drawn at random (seeded).")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Decides everything that is random.")]

@@ -63,7 +63,7 @@ def load_model(
         if tokenizer is None:
             tokenizer = load_tokenizer(base, trust_remote_code)
             if adapter is not None:
-                _compare_tokenizers(tokenizer, str(adapter))
+                compare_tokenizers(tokenizer, str(adapter))
     else:
         base, loaded = name, model if dtype is None else _in_dtype(model, dtype_of(dtype))
         if adapter is None:
@@ -116,7 +116,7 @@ def load_limits(
     return load_tokenizer(base if tokenizer is None else tokenizer, trust_remote_code), limit
 
 
-def _compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str) -> None:
+def compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str) -> None:
     """Warn of an adapter that was saved with another tokenizer, or chat template, than its base's, which is used."""
     folder, name = Path(adapter), "tokenizer_config.json"
     if not ((folder / name).is_file() if folder.is_dir() else hub_file(adapter, name)):

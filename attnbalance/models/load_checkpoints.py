@@ -17,13 +17,16 @@ from attnbalance.files.seals import check_model
 from attnbalance.models.fingerprint import base_name
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, hook
-from attnbalance.models.load import load_model
+from attnbalance.models.load import compare_tokenizers, load_model, load_tokenizer
 from attnbalance.models.load_adapter import check_adapter, check_base, put_on, split_adapter
 from attnbalance.models.load_base import LOAD_ERRORS, brief
-from attnbalance.models.swap_weights import ALONE, check_swappable, open_weights, swap_weights
+from attnbalance.models.swap_weights import ALONE, check_swappable, compare_weights, open_weights, swap_weights
 
 SAFE_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of LoRA's `init_lora_weights` with which loading an adapter leaves the weights of its base as they are."""
+
+TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.jinja")
+"""Files that a tokenizer is made from."""
 
 
 def load_checkpoints(
@@ -41,33 +44,69 @@ def load_checkpoints(
     it. The self-check compares the code that reads rows with the family's own, which no value of a weight changes: it
     runs once for full checkpoints, whose settings must be equal, and once for each adapter_config.json.
 
-    Raises `ModelError` as `load_model` does; for adapters of several bases, or beside full checkpoints; for adapters
-    that change their base when they are loaded; and for full checkpoints that differ in settings, or in the names,
-    shapes or dtypes of their weights (see `swap_weights`).
+    Raises `ModelError` as `load_model` does, and before any is loaded for what `check_checkpoints` refuses.
 
-    checkpoints: model and adapter of each, as `load_model` takes them.
+    checkpoints: model and adapter of each, as `load_model` takes them; local folders.
     tokenizer, dtype, device, trust_remote_code: see `load_model`.
+    """
+    check_checkpoints(checkpoints, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
+    pairs = [split_adapter(model, adapter) for model, adapter in checkpoints]
+
+    def load(path: str) -> HookedModel:
+        return load_model(path, tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+
+    if pairs and pairs[0][1] is not None:
+        return _adapters(pairs[0][0], [str(adapter) for _, adapter in pairs], load)
+    return _full([path for path, _ in pairs], load, trust_remote_code)
+
+
+def check_checkpoints(
+    checkpoints: Sequence[tuple[str, str | None]],
+    *,
+    tokenizer: str | Path | None = None,
+    trust_remote_code: bool = False,
+) -> None:
+    """Raise `ModelError` for checkpoints that cannot share one loaded model, from their files alone.
+
+    These are adapters of several bases, or beside full checkpoints; adapters that are no LoRA, that change their base
+    when they are loaded, or that are damaged; and full checkpoints that differ in their tokenizer (unless one is
+    given), in settings, or in the names, shapes or dtypes of their weights. The arguments are those of
+    `load_checkpoints`.
     """
     pairs = [split_adapter(model, adapter) for model, adapter in checkpoints]
     if len({adapter is None for _, adapter in pairs}) > 1:
         raise ModelError("expected either full checkpoints or adapters, got both; measure them in two runs")
-    bases = list(dict.fromkeys(model for model, adapter in pairs if adapter is not None))
-    if len(bases) > 1:
-        raise ModelError(f"expected adapters of one base, got those of {bases[0]} and {bases[1]}; name their base")
+    adapters = [str(adapter) for _, adapter in pairs if adapter is not None]
+    bases = list(dict.fromkeys(model for model, _ in pairs))
+    if adapters:
+        if len(bases) > 1:
+            raise ModelError(f"expected adapters of one base, got those of {bases[0]} and {bases[1]}; name their base")
+        for adapter in adapters:
+            _check_adapter(adapter)
+        if tokenizer is None:
+            compare_tokenizers(load_tokenizer(bases[0], trust_remote_code), adapters[0])
+    elif len(pairs) > 1:
+        if tokenizer is None:
+            _compare_tokenizer_files([path for path, _ in pairs])
+        first = open_weights(pairs[0][0], trust_remote_code)
+        for path, _ in pairs[1:]:
+            compare_weights(first, open_weights(path, trust_remote_code), path, pairs[0][0])
 
-    def load(path: str, adapter: str | None = None) -> HookedModel:
-        return load_model(
-            path,
-            adapter=adapter,
-            tokenizer=tokenizer,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-        )
 
-    if bases:
-        return _adapters(bases[0], [str(adapter) for _, adapter in pairs], load)
-    return _full([path for path, _ in pairs], load, trust_remote_code)
+def _compare_tokenizer_files(paths: Sequence[str]) -> None:
+    """Refuse full checkpoints whose tokenizer files are not those of the first one."""
+    for path in paths[1:]:
+        for name in sorted({file.name for folder in (paths[0], path) for file in _tokenizer_files(folder)}):
+            first, other = (Path(folder) / name for folder in (paths[0], path))
+            if not first.is_file() or not other.is_file() or first.read_bytes() != other.read_bytes():
+                raise ModelError(
+                    f"{path} must have the tokenizer of {paths[0]}, but {name} differs; name one for all: --tokenizer, "
+                    "or tokenizer= in Python"
+                )
+
+
+def _tokenizer_files(folder: str) -> list[Path]:
+    return [file for pattern in TOKENIZER_FILES for file in Path(folder).glob(pattern)]
 
 
 def _full(paths: Sequence[str], load: Callable[..., HookedModel], trust_remote_code: bool) -> Iterator[HookedModel]:
@@ -87,8 +126,6 @@ def _full(paths: Sequence[str], load: Callable[..., HookedModel], trust_remote_c
 
 def _adapters(base_path: str, adapters: Sequence[str], load: Callable[..., HookedModel]) -> Iterator[HookedModel]:
     """Adapters: each put on the loaded base, and taken off before the next."""
-    for adapter in adapters:
-        _check_adapter(adapter)
     model = load(base_path)
     base, tokenizer = base_of(model.model), model.tokenizer
     restore = _structure(base)
@@ -114,12 +151,14 @@ def _check_adapter(adapter: str) -> None:
     """Refuse an adapter that is incomplete, or that peft cannot put on without a change of the base's own weights."""
     check_model(Path(adapter))
     check_adapter(adapter)
+    _weight_names(adapter)
     config = read_json(Path(adapter) / "adapter_config.json")
     if (kind := config.get("peft_type")) != "LORA":
         raise ModelError(f"adapter {adapter} is of type {kind}; only LoRA adapters share a loaded base: {ALONE}")
     if (start := config.get("init_lora_weights")) not in SAFE_STARTS:
         raise ModelError(
-            f"adapter {adapter} was made with init_lora_weights={start!r}, which changes the weights of its base; {ALONE}"
+            f"adapter {adapter} was made with init_lora_weights={start!r}, which changes the weights of its base; "
+            f"{ALONE}"
         )
 
 
@@ -148,9 +187,13 @@ def _own_weights(base: Module, adapter: str) -> list[tuple[Tensor, Tensor]]:
     peft writes those of the file over the base's.
     """
     own = base.state_dict(keep_vars=True)
+    return [(own[name], own[name].detach().clone()) for name in _weight_names(adapter) if name in own]
+
+
+def _weight_names(adapter: str) -> list[str]:
+    """The names of the weights in an adapter's file, without the parts that peft adds."""
     try:
         with safe_open(Path(adapter) / "adapter_model.safetensors", framework="pt") as opened:
-            names = [base_name(name) for name in opened.keys()]  # noqa: SIM118 - not a mapping
+            return [base_name(name) for name in opened.keys()]  # noqa: SIM118 - not a mapping
     except LOAD_ERRORS as error:
         raise ModelError(f"cannot load adapter {adapter}: {brief(error)}") from error
-    return [(own[name], own[name].detach().clone()) for name in names if name in own]

@@ -102,7 +102,7 @@ def swap_weights(model: HookedModel, weights: Weights, path: str, trust_remote_c
     weights, and for weights that are not finite.
     """
     new = open_weights(path, trust_remote_code)
-    _compare(weights, new, path, model.name)
+    compare_weights(weights, new, path, model.name)
     own = _tensors(model)
     for file in sorted(set(new.files.values())):
         with safe_open(file, framework="pt") as opened:
@@ -116,7 +116,7 @@ def _tensors(model: HookedModel) -> dict[str, Tensor]:
     return dict(base_of(model.model).state_dict(keep_vars=True))
 
 
-def _compare(old: Weights, new: Weights, path: str, other: str) -> None:
+def compare_weights(old: Weights, new: Weights, path: str, other: str) -> None:
     """Refuse a checkpoint that differs from another in more than the values of its weights."""
     where = f"{path} must differ from {other} in the values of its weights only, but"
     if (old.dtype, old.tied) != (new.dtype, new.tied):
@@ -125,7 +125,9 @@ def _compare(old: Weights, new: Weights, path: str, other: str) -> None:
         name, (before, after) = next(iter(changed.items()))
         raise ModelError(f"{where} {name} is {after!r:.80}, not {before!r:.80}; {ALONE}")
     if old.kinds != new.kinds:
-        names = sorted(name for name in old.kinds.keys() | new.kinds.keys() if old.kinds.get(name) != new.kinds.get(name))
+        names = sorted(
+            name for name in old.kinds.keys() | new.kinds.keys() if old.kinds.get(name) != new.kinds.get(name)
+        )
         kinds = [_words(weights.kinds.get(names[0])) for weights in (new, old)]
         raise ModelError(f"{where} {names[0]} is {kinds[0]}, not {kinds[1]} ({len(names)} such weights); {ALONE}")
 

@@ -201,7 +201,7 @@ def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure
     values = head_map(reading).numpy()
     top = float(np.abs(values).max()) or 1.0
     signed = b is not None or float(values.min()) < 0
-    colours = _colours(COLOURS[1], "#ffffff", COLOURS[0]) if signed else _colours(COLOURS[0])
+    colours = shades(COLOURS[1], "#ffffff", COLOURS[0]) if signed else shades(COLOURS[0])
     n_layers, n_heads = values.shape
     with make_axes(1, height=1.6 + min(5.5, max(1.2, 0.22 * n_layers))) as (figure, [ax]):
         image = ax.imshow(values, aspect="auto", origin="lower", interpolation="nearest", cmap=colours)
@@ -215,7 +215,7 @@ def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure
     return figure
 
 
-def _colours(*ends: str) -> Colormap:
+def shades(*ends: str) -> Colormap:
     """Shades from the first colour to the last; from white, where only one is given."""
     from matplotlib.colors import LinearSegmentedColormap
 

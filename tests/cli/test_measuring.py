@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,26 @@ def test_curve_prints_the_answer_and_where_the_report_is(
     code, text = run_command("curve", *models, "--facts", facts_file, "--recall", "--out", out)
     assert (code, "already finished with these settings; nothing was computed again" in text) == (0, True), text
     assert {"accuracy", "low", "high", "n", "shortcut_rate", "by_popularity"} <= set(recall[0])
+
+
+def test_trajectory_prints_the_answer_and_refuses_what_is_no_run(
+    llama_folder: Path, lora_folder: Path, facts_file: Path, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        shutil.copytree(lora_folder, tmp_path / "run" / f"checkpoint-{step}")
+    out = tmp_path / "out"
+    asked = ("--base", llama_folder, "--facts", facts_file, "--out", out)
+    code, text = run_command("trajectory", tmp_path / "run" / "checkpoint-*", *asked)
+    assert code == 0, text
+    assert json.loads((out / "attnbalance.json").read_text())["answer"] in text.replace("\n", " ")
+    assert "From step 1 to step 2" in text.replace("\n", " ")
+    assert str(out / "report.html") in text
+    code, text = run_command("trajectory", tmp_path / "nowhere", *asked)
+    assert (code, "Traceback" in text) == (2, False)
+    assert "no checkpoints at" in text.replace("\n", " ")
+    code, text = run_command("trajectory", tmp_path / "run", *asked, "--reduce", "mean")
+    assert code == 2
+    assert "--reduce must be one of" in text.replace("\n", " ")
 
 
 def test_knowledge_prints_the_answer_and_where_the_table_is(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ from attnbalance.explanation.page import write_page as write_explanation
 from attnbalance.papers.figure import CellResult
 from attnbalance.papers.page import write_figure, write_page
 from attnbalance.papers.reproduce import figures
+from attnbalance.trajectory.page import write_page as write_trajectory
 from tests.explanation.made import a_change, an_explanation
 from tests.fakes import a_comparison
+from tests.trajectory.made import a_trajectory
 
 LESS = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.2, 0.3]}
 RIGHT = {"top": [i < 30 for i in range(40)], "bottom": [i < 10 for i in range(40)]}
 FOUR = {f"a-checkpoint-with-a-long-name-{i}": [0.1 * i, 0.2, 0.3] for i in range(4)}
-PAGES = ("pair", "alone", "four", "explain", "reproduce")
+PAGES = ("pair", "alone", "four", "explain", "trajectory", "reproduce")
 WIDTHS = (390, 768, 1280)
 
 
@@ -43,6 +45,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_report(a_comparison(LESS, RIGHT), paths["pair"], command="attnbalance curve " + "a/long/path/" * 12)
     write_report(a_comparison({"only": [0.1, 0.4]}, pair=None), paths["alone"])
     write_report(a_comparison(FOUR, dict.fromkeys(FOUR, RIGHT["top"]), pair=None), paths["four"])
+    write_trajectory(a_trajectory(), paths["trajectory"])
     write_explanation(an_explanation(a_change(-2.0, -0.5)), paths["explain"])
     figure = figures()["xu-chen-capitals"]
     answers = {"right": {"exact-match": [1, 0, 1]}, "f1": [1.0, 0.0, 1.0], "validation loss": 1.0}

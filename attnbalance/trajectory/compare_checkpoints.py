@@ -1,0 +1,92 @@
+"""`attnbalance trajectory`: the checkpoints of a run on the same prompts, from one loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from attnbalance.comparison.compare import write_numbers
+from attnbalance.comparison.comparison import Comparison
+from attnbalance.comparison.measure import READINGS, measure_all
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
+from attnbalance.comparison.usable_prompts import usable_prompts
+from attnbalance.data.facts import FactSet
+from attnbalance.files.outputs import as_folder, replacing, write_json
+from attnbalance.files.result_folder import ResultFolder
+from attnbalance.models.hooked import HookedModel
+from attnbalance.models.load_checkpoints import check_checkpoints, load_checkpoints
+from attnbalance.report.figures import save
+from attnbalance.trajectory.checkpoints import find_checkpoints
+from attnbalance.trajectory.figures import draw_map
+from attnbalance.trajectory.page import write_page
+from attnbalance.trajectory.sentences import headline
+from attnbalance.trajectory.tables import trajectory_json
+from attnbalance.trajectory.trajectory import Trajectory
+
+KIND = "trajectory"
+
+
+def compare_checkpoints(
+    where: str | Path | Sequence[str | Path],
+    facts: FactSet,
+    settings: MeasureSettings,
+    out: str | Path,
+    *,
+    base: str | Path | None = None,
+    skip_bad: bool = False,
+    command: str = "",
+    progress: bool = False,
+) -> str:
+    """Measure the checkpoints of a run on questions about facts and write the folder `out`; returns the answer.
+
+    One model is loaded (see `load_checkpoints`); each checkpoint is saved once it is measured. A folder that is
+    finished with the same settings, facts and weights is left as it is, an interrupted run is resumed. Raises
+    `AttnBalanceError` for facts, checkpoints and folders that cannot be used.
+
+    where: the run's folder, or folders of checkpoints, or patterns such as "run/checkpoint-*" (see `find_checkpoints`).
+    facts: what to ask about.
+    settings: how models are asked and read.
+    out: the folder to write, all at once.
+    base: the model that adapters are put on; by default the one that they name.
+    skip_bad: drop facts that cannot be asked, instead of raising.
+    command: the command line that the report names.
+    progress: show progress bars.
+    """
+    out = as_folder(out)
+    places = [where] if isinstance(where, str | Path) else where
+    found = find_checkpoints([str(place) for place in places], None if base is None else str(base))
+    specs = list(found.values())
+    results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad, list(READINGS)), command)
+    if not results.is_finished():
+        pairs = [(spec.model, spec.adapter) for spec in specs]
+        check_checkpoints(pairs, tokenizer=settings.tokenizer, trust_remote_code=settings.trust_remote_code)
+        prompts, dropped = usable_prompts(facts, specs[:1], settings, skip_bad)  # the others have its tokenizer
+        with results.working() as work:
+            measured = measure_all(specs, prompts, settings, work, progress=progress, load=_load)
+            pair, dropped = (specs[-1].label, specs[0].label), {**facts.dropped, **dropped}
+            comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
+            trajectory = Trajectory(tuple(found), comparison)
+            refuse_changed(results.config, specs, settings)
+            with results.writing(work, answer=headline(trajectory), dropped=dropped) as folder:
+                _write(trajectory, folder, command)
+    return results.close()
+
+
+def _load(specs: Sequence[ModelSpec], settings: MeasureSettings) -> Iterator[HookedModel]:
+    """The checkpoints in turn, in one loaded model."""
+    return load_checkpoints(
+        [(spec.model, spec.adapter) for spec in specs],
+        tokenizer=settings.tokenizer,
+        dtype=settings.dtype,
+        device=settings.device,
+        trust_remote_code=settings.trust_remote_code,
+    )
+
+
+def _write(trajectory: Trajectory, folder: Path, command: str) -> None:
+    """Write the tables, the figure and the page."""
+    write_numbers(trajectory.comparison, folder)
+    write_json(folder / "trajectory.json", trajectory_json(trajectory))
+    with replacing(folder / "trajectory.png") as path:
+        save(draw_map(trajectory, trajectory.comparison.titles[0]), path, format="png", dpi=150)
+    write_page(trajectory, folder / "report.html", command=command)

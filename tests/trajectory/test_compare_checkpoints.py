@@ -1,0 +1,161 @@
+"""The folder that `attnbalance trajectory` writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+from peft import PeftModel
+from tiny import FACTS, tiny_lora, tiny_model, tiny_tokenizer
+
+from attnbalance import FactSet, HookedModel, load_model, make_prompts, recall
+from attnbalance.comparison import measure
+from attnbalance.comparison.specs import MeasureSettings
+from attnbalance.data.prompts import Prompt
+from attnbalance.errors import ModelError, OutputError
+from attnbalance.readings.attention import read_subject_attention
+from attnbalance.trajectory.compare_checkpoints import compare_checkpoints
+
+FACTS_ASKED = FactSet(FACTS)
+SETTINGS = MeasureSettings(recall=True, batch_size=4)
+STEPS = (10, 20, 100)
+FILES = {"answers.jsonl", "attnbalance.json", "curves.json", "curves.png", "prompts.jsonl", "readings.parquet"}
+FILES |= {"recall.json", "report.html", "trajectory.json", "trajectory.png"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Trainer's folder with three adapters, beside their base."""
+    folder = tmp_path_factory.mktemp("run")
+    tiny_model("llama").save_pretrained(folder / "base")
+    tiny_tokenizer("bos").save_pretrained(folder / "base")
+    for step in STEPS:
+        base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
+        tiny_lora(base, ["q_proj", "v_proj"], seed=step).save_pretrained(folder / f"checkpoint-{step}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def full(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the same checkpoints as full weights."""
+    folder = tmp_path_factory.mktemp("full")
+    for step in STEPS:
+        base = transformers.AutoModelForCausalLM.from_pretrained(run / "base")
+        merged = PeftModel.from_pretrained(base, run / f"checkpoint-{step}").merge_and_unload()
+        merged.save_pretrained(folder / f"checkpoint-{step}")
+        tiny_tokenizer("bos").save_pretrained(folder / f"checkpoint-{step}")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["run", "full"])
+def test_the_folder_holds_the_readings_of_each_checkpoint_loaded_by_itself(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Bit for bit the readings of `load_model`; means against numpy's (float64: 1e-12)."""
+    folder, out = request.getfixturevalue(kind), tmp_path / "out"
+    answer = compare_checkpoints(folder, FACTS_ASKED, SETTINGS, out, command="attnbalance trajectory")
+    assert {path.name for path in out.iterdir()} == FILES
+    table, prompts = pq.read_table(out / "readings.parquet").to_pandas(), make_prompts(FACTS_ASKED)
+    saved = json.loads((out / "trajectory.json").read_text())
+    assert [entry["step"] for entry in saved["checkpoints"]] == list(STEPS)
+    alone = list[torch.Tensor]()
+    for i, step in enumerate(STEPS):
+        model = load_model(folder / f"checkpoint-{step}")
+        alone.append(read_subject_attention(model, prompts, batch_size=4).values)
+        there = table[table.label == f"step {step}"].value.to_numpy()
+        assert np.array_equal(there, alone[-1].numpy().ravel())
+        assert saved["readings"][0]["mean"][i]["mean"] == pytest.approx(float(alone[-1].double().mean()), abs=1e-12)
+        right = recall(model, prompts, {}).correct
+        assert saved["checkpoints"][i]["accuracy"]["mean"] == pytest.approx(sum(right) / len(right))
+    change = (alone[-1] - alone[0]).double().mean()
+    assert saved["readings"][0]["change"][-1]["mean"] == pytest.approx(float(change), abs=1e-12)
+    assert f"difference {float(change):+.3f}" in answer
+    assert answer in (out / "report.html").read_text()
+
+
+def test_the_headline_is_what_plain_transformers_gives(full: Path, tmp_path: Path) -> None:
+    """Eager attention, one prompt at a time, without this package; float32 sums in another order: 1e-5."""
+    out = tmp_path / "out"
+    compare_checkpoints(str(full / "checkpoint-*"), FACTS_ASKED, SETTINGS, out)
+    saved = json.loads((out / "trajectory.json").read_text())["readings"][0]
+    for i, step in enumerate(STEPS):
+        path = full / f"checkpoint-{step}"
+        eager = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+        tokenizer, means = transformers.AutoTokenizer.from_pretrained(path), list[float]()
+        for line in (out / "prompts.jsonl").read_text().splitlines():
+            prompt = json.loads(line)
+            encoded = tokenizer(prompt["text"], return_tensors="pt", return_offsets_mapping=True)
+            offsets = encoded.pop("offset_mapping")[0].tolist()
+            start, end = prompt["spans"]["subject"]
+            inside = [j for j, (a, b) in enumerate(offsets) if a < end and b > start]
+            with torch.no_grad():
+                maps = eager(**encoded, output_attentions=True).attentions
+            means.append(float(torch.stack([layer[0, :, -1, inside].amax(-1).mean() for layer in maps]).mean()))
+        assert saved["mean"][i]["mean"] == pytest.approx(sum(means) / len(means), abs=1e-5)
+
+
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, last: int) -> list[str]:
+    """The names of the models that are measured from now on; after `last` of them the run is interrupted."""
+    names, entry = list[str](), measure.READINGS["subject attention"]
+
+    def read(model: HookedModel, prompts: Sequence[Prompt], settings: MeasureSettings, progress: bool) -> object:
+        if len(names) == last:
+            raise KeyboardInterrupt
+        names.append(model.name)
+        return entry.read(model, prompts, settings, progress)
+
+    monkeypatch.setitem(
+        measure.READINGS, "subject attention", measure.Measurement(read, *("attends", "to"), entry.about)
+    )  # pyright: ignore
+    return names
+
+
+def test_an_interrupted_run_resumes_at_the_checkpoint_that_was_not_measured(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    compare_checkpoints(run, FACTS_ASKED, SETTINGS, whole)
+    with monkeypatch.context() as patched:
+        assert len(interrupted_at(patched, 2)) == 0
+        with pytest.raises(KeyboardInterrupt):
+            compare_checkpoints(run, FACTS_ASKED, SETTINGS, out)
+    names = interrupted_at(monkeypatch, 9)
+    compare_checkpoints(run, FACTS_ASKED, SETTINGS, out)
+    assert [Path(name).name for name in names] == ["checkpoint-100"]
+    for name in ("trajectory.json", "readings.parquet", "answers.jsonl"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    compare_checkpoints(run, FACTS_ASKED, SETTINGS, out)
+    assert len(names) == 1
+
+
+def test_a_last_checkpoint_of_another_shape_is_refused_before_anything_is_measured_and_again(
+    full: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(full, tmp_path / "copy"))
+    config = json.loads((copy / "checkpoint-100" / "config.json").read_text())
+    (copy / "checkpoint-100" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    for _ in range(2):
+        with pytest.raises(ModelError, match="checkpoint-100 must differ from .*checkpoint-10 in the values .* only"):
+            compare_checkpoints(copy, FACTS_ASKED, SETTINGS, tmp_path / "out")
+
+
+def test_another_tokenizer_in_one_checkpoint_is_refused_unless_one_is_given(full: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(full, tmp_path / "copy"))
+    (copy / "checkpoint-20" / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match="checkpoint-20 must have the tokenizer of .*tokenizer.json differs"):
+        compare_checkpoints(copy, FACTS_ASKED, SETTINGS, tmp_path / "out")
+    named = MeasureSettings(batch_size=4, tokenizer=str(full / "checkpoint-10"))
+    assert "accuracy was not measured" in compare_checkpoints(copy, FACTS_ASKED, named, tmp_path / "out")
+
+
+def test_a_folder_of_another_trajectory_is_refused(run: Path, full: Path, tmp_path: Path) -> None:
+    compare_checkpoints(run, FACTS_ASKED, SETTINGS, tmp_path / "out")
+    with pytest.raises(OutputError, match="holds the result of `trajectory` with other settings"):
+        compare_checkpoints(full, FACTS_ASKED, SETTINGS, tmp_path / "out")
