@@ -43,7 +43,7 @@ def make_adapters(model: str, folder: Path, number: int) -> list[Path]:
             for name, parameter in adapted.named_parameters():
                 if "lora_" in name:
                     parameter.copy_(0.02 * torch.randn_like(parameter))
-        adapted.save_pretrained(folder / f"checkpoint-{step}")
+        adapted.save_pretrained(str(folder / f"checkpoint-{step}"))
     return [folder / f"checkpoint-{step}" for step in range(1, number + 1)]
 
 

@@ -44,13 +44,16 @@ def load_checkpoints(
     it. The self-check compares the code that reads rows with the family's own, which no value of a weight changes: it
     runs once for full checkpoints, whose settings must be equal, and once for each adapter_config.json.
 
-    Raises `ModelError` as `load_model` does, and before any is loaded for what `check_checkpoints` refuses.
+    Raises `ModelError` as `load_model` does. Before any is loaded, it refuses adapters of several bases, or beside full
+    checkpoints; adapters that are no LoRA, that change their base when they are loaded, or that are damaged; and full
+    checkpoints that differ in their tokenizer (unless one is given), in settings, or in the names, shapes or dtypes of
+    their weights.
 
     checkpoints: model and adapter of each, as `load_model` takes them; local folders.
     tokenizer, dtype, device, trust_remote_code: see `load_model`.
     """
-    check_checkpoints(checkpoints, tokenizer=tokenizer, trust_remote_code=trust_remote_code)
     pairs = [split_adapter(model, adapter) for model, adapter in checkpoints]
+    _check_pairs(pairs, tokenizer, trust_remote_code)
 
     def load(path: str) -> HookedModel:
         return load_model(path, tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
@@ -60,20 +63,10 @@ def load_checkpoints(
     return _full([path for path, _ in pairs], load, trust_remote_code)
 
 
-def check_checkpoints(
-    checkpoints: Sequence[tuple[str, str | None]],
-    *,
-    tokenizer: str | Path | None = None,
-    trust_remote_code: bool = False,
+def _check_pairs(
+    pairs: Sequence[tuple[str, str | Path | None]], tokenizer: str | Path | None, trust_remote_code: bool
 ) -> None:
-    """Raise `ModelError` for checkpoints that cannot share one loaded model, from their files alone.
-
-    These are adapters of several bases, or beside full checkpoints; adapters that are no LoRA, that change their base
-    when they are loaded, or that are damaged; and full checkpoints that differ in their tokenizer (unless one is
-    given), in settings, or in the names, shapes or dtypes of their weights. The arguments are those of
-    `load_checkpoints`.
-    """
-    pairs = [split_adapter(model, adapter) for model, adapter in checkpoints]
+    """Refuse checkpoints that cannot share one loaded model, from their files alone."""
     if len({adapter is None for _, adapter in pairs}) > 1:
         raise ModelError("expected either full checkpoints or adapters, got both; measure them in two runs")
     adapters = [str(adapter) for _, adapter in pairs if adapter is not None]

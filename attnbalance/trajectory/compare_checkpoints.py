@@ -14,7 +14,7 @@ from attnbalance.data.facts import FactSet
 from attnbalance.files.outputs import as_folder, replacing, write_json
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.hooked import HookedModel
-from attnbalance.models.load_checkpoints import check_checkpoints, load_checkpoints
+from attnbalance.models.load_checkpoints import load_checkpoints
 from attnbalance.report.figures import save
 from attnbalance.trajectory.checkpoints import find_checkpoints
 from attnbalance.trajectory.figures import draw_map
@@ -58,8 +58,6 @@ def compare_checkpoints(
     specs = list(found.values())
     results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad, list(READINGS)), command)
     if not results.is_finished():
-        pairs = [(spec.model, spec.adapter) for spec in specs]
-        check_checkpoints(pairs, tokenizer=settings.tokenizer, trust_remote_code=settings.trust_remote_code)
         prompts, dropped = usable_prompts(facts, specs[:1], settings, skip_bad)  # the others have its tokenizer
         with results.working() as work:
             measured = measure_all(specs, prompts, settings, work, progress=progress, load=_load)

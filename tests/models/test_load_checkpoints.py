@@ -194,7 +194,7 @@ def test_an_adapter_that_cannot_share_its_base_is_refused_before_anything_is_loa
     config = json.loads((other / "adapter_config.json").read_text())
     (other / "adapter_config.json").write_text(json.dumps(config | settings))
     with pytest.raises(ModelError, match=message):
-        next(load_checkpoints([(str(checkpoint), str(adapters["plain"])), (str(checkpoint), str(other))]))
+        load_checkpoints([(str(checkpoint), str(adapters["plain"])), (str(checkpoint), str(other))])
 
 
 def truncated(adapter: Path) -> None:
@@ -209,13 +209,13 @@ def without_weights(adapter: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"), [(truncated, "cannot load adapter .*other"), (without_weights, "holds no adapter_model")]
 )
-def test_a_half_written_adapter_is_refused_by_name(
+def test_a_half_written_adapter_is_refused_by_name_before_anything_is_loaded(
     checkpoint: Path, adapters: dict[str, Path], tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     other = Path(shutil.copytree(adapters["plain"], tmp_path / "other"))
     damage(other)
     with pytest.raises(ModelError, match=message):
-        list(load_checkpoints([(str(checkpoint), str(adapters["plain"])), (str(checkpoint), str(other))]))
+        load_checkpoints([(str(checkpoint), str(adapters["plain"])), (str(checkpoint), str(other))])
 
 
 def test_adapters_of_two_bases_and_adapters_beside_full_checkpoints_are_refused(
