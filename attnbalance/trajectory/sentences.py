@@ -16,8 +16,8 @@ def headline(trajectory: Trajectory) -> str:
     p < 0.05 (see `PairedAccuracy.differs`). Brackets hold 95% intervals.
     """
     title, n = trajectory.comparison.titles[0], questions(len(trajectory.comparison.prompts))
-    size = f"{len(trajectory.steps)} checkpoints, {n}"
-    return f"{change_sentence(trajectory, title)}; {_accuracy(trajectory)} ({size})."
+    size = f"{n} and {len(trajectory.steps)} checkpoints"
+    return f"Over {size}, {change_sentence(trajectory, title)}; {_accuracy(trajectory)}."
 
 
 def change_sentence(trajectory: Trajectory, title: str) -> str:
@@ -29,16 +29,18 @@ def change_sentence(trajectory: Trajectory, title: str) -> str:
         verb, complement = reading_words(title)
         degree = "more" if change.mean > 0 else "less"
         return (
-            f"At step {last} the model {verb} {degree} {complement} than at step {first}: averaged over layers {values}"
+            f"the model {verb} {degree} {complement} at step {last} than at step {first}: averaged over layers {values}"
         )
     verdict = f"{FEW} give no interval for a change" if math.isnan(change.low) else "there is no measurable change"
-    return f"From step {first} to step {last} {verdict} in {title}: averaged over layers {values}"
+    return f"{verdict} in {title} from step {first} to step {last}: averaged over layers {values}"
 
 
 def _accuracy(trajectory: Trajectory) -> str:
     change, rates = trajectory.accuracy_change, trajectory.accuracies()
     if change is None or rates is None:
         return "accuracy was not measured"
+    if not any(rate.mean for rate in (rates[0], rates[-1])):
+        return "neither answers any of the questions right"
     values = f"from {percent(rates[0].mean)} to {percent(rates[-1].mean)}"
     test = f"{points(change.interval)}, exact McNemar p = {change.p_value:.2g}"
     if math.isnan(change.interval.low):
