@@ -81,11 +81,12 @@ def check_saved(path: Path, saved: Mapping[str, Any], remove: Path, /, **kinds: 
 def replacing(path: Path, within: Path | None = None) -> Iterator[Path]:
     """A temporary path that replaces `path`, file or folder, when the block ends without an error.
 
-    It lies in a new folder inside `within`, a folder on the same disk: by default the one that `path` is in. Raises
-    `OutputError` if something cannot be written.
+    It lies in a new folder inside `within`, a folder on the same disk: by default the one that `path` is in. A link
+    stays one: what it points to is replaced. Raises `OutputError` if something cannot be written.
     """
-    within = within or path.parent
     with writing(path):
+        path = as_folder(path) if path.is_symlink() else path
+        within = within or path.parent
         within.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=within))
         temporary = folder / "new"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 
 from attnbalance.errors import OutputError
@@ -16,21 +17,30 @@ SEAL = "complete"
 RUN, CHECKPOINT, SCALED = "finetune", "finetune checkpoint", "scaled adapter"
 """The kinds of a folder that holds a finished run, one checkpoint of it, and an adapter with its change scaled."""
 
-WHOLE = 2**30
-"""The largest file, in bytes, that is hashed whole."""
+LARGE = 2**26
+"""Bytes from which a file's hash is remembered. Such a file takes longer to write than the clock of its times ticks."""
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes; above `WHOLE` bytes, of its size and 64 evenly spaced pages of 4 KiB."""
-    size = path.stat().st_size
+    """SHA-256 of a file's bytes, all of them (about 1 s per GB).
+
+    A process hashes a file of at least `LARGE` bytes again only if its size, its inode or the time of its last change
+    (which no program can set) is another.
+    """
+    status = path.stat()
+    if status.st_size < LARGE:
+        return _digest(path)
+    return _remembered(path.resolve(), status.st_size, status.st_ino, status.st_ctime_ns)
+
+
+@lru_cache(maxsize=1024)
+def _remembered(path: Path, size: int, inode: int, changed: int) -> str:
+    return _digest(path)
+
+
+def _digest(path: Path) -> str:
     with path.open("rb") as stream:
-        if size <= WHOLE:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-        digest = hashlib.sha256(str(size).encode())
-        for page in range(64):
-            stream.seek(page * size // 64)
-            digest.update(stream.read(4096))
-        return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def hash_files(folder: Path, but: Collection[str]) -> dict[str, str]:

@@ -11,8 +11,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbalance.files import seals
 from attnbalance.files.outputs import MARKER, read_json
+from attnbalance.files.seals import hash_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,19 +149,18 @@ def files_fingerprint(path: str | Path) -> str | None:
     """SHA-256 of a GGUF file, or over a folder's config, tokenizer, code and weights; for a Hub id, the latest commit.
 
     None for a Hub id that cannot be reached and is not in the cache. Shows, without loading anything, whether a model
-    has changed since something was computed from it. Files of at most `seals.WHOLE` bytes are hashed whole, so that
-    every edit shows and a copy has the same fingerprint. Of larger files, sampled pages (see `hash_file`) and the time
-    of the last change count: a copy has the same fingerprint only if it keeps the time.
+    has changed since something was computed from it. Files are hashed whole: every edit shows, and a copy has the same
+    fingerprint.
     """
     folder = Path(path)
     if folder.is_file():
-        return seals.hash_file(folder) + _changed(folder)
+        return hash_file(folder)
     if not folder.is_dir():
         return _hub_commit(str(path))
     named = [file for pattern in FILES for file in folder.glob(pattern)]
     digest = hashlib.sha256()
     for file in sorted({file for file in (*named, *_shards(folder)) if file.is_file() and file.name != MARKER}):
-        digest.update(f"{os.path.relpath(file, folder)}\0{seals.hash_file(file)}\0{_changed(file)}\0".encode())
+        digest.update(f"{os.path.relpath(file, folder)}\0{hash_file(file)}\0\0".encode())
     return digest.hexdigest()
 
 
@@ -173,12 +172,6 @@ def _shards(folder: Path) -> list[Path]:
     maps = [(file.parent, read_json(file).get("weight_map")) for file in indices]
     shards = [parent / str(name) for parent, files in maps if isinstance(files, dict) for name in files.values()]
     return [*named, *indices, *shards]
-
-
-def _changed(file: Path) -> str:
-    """The time of the last change of a file that is not hashed whole."""
-    status = file.stat()
-    return str(status.st_mtime_ns) if status.st_size > seals.WHOLE else ""
 
 
 def _hub_commit(repository: str) -> str | None:

@@ -188,6 +188,20 @@ def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "disk" / "a.txt").read_text() == "new"
 
 
+def test_a_file_behind_a_link_is_replaced_and_the_link_stays(tmp_path: Path) -> None:
+    write_text(tmp_path / "disk/a.txt", "old")
+    (tmp_path / "link.txt").symlink_to("disk/a.txt")
+    write_text(tmp_path / "link.txt", "new")
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "disk/a.txt").read_text() == "new"
+    (tmp_path / "dangling").symlink_to("disk/b.txt")
+    write_text(tmp_path / "dangling", "b")
+    assert (tmp_path / "disk/b.txt").read_text() == "b"
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OutputError, match="cannot follow"):
+        write_text(tmp_path / "loop", "c")
+
+
 @pytest.mark.parametrize("out", ["", " "])
 def test_an_empty_name_is_no_output_folder(out: str) -> None:
     with pytest.raises(OutputError, match=f"`out` must name a folder, got '{out}'"):

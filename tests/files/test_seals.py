@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -47,15 +49,26 @@ def test_a_missing_file_shows_unless_it_may_be_gone(folder: Path) -> None:
     assert damage(folder, ("deep",)) == f"{folder / 'a.bin'} is missing"
 
 
-def test_a_file_is_hashed_whole_up_to_a_size_and_then_by_its_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("large", [2**10, 2**30])
+def test_every_byte_of_a_file_counts_also_where_hashes_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:
+    monkeypatch.setattr(seals, "LARGE", large)
     path = tmp_path / "a"
     path.write_bytes(b"x" * 2**20)
-    whole = hash_file(path)
-    assert whole == hashlib.sha256(b"x" * 2**20).hexdigest()
-    monkeypatch.setattr(seals, "WHOLE", 2**19)
-    pages = hash_file(path)
-    assert pages != whole
-    path.write_bytes(b"y" + b"x" * (2**20 - 1))
-    assert hash_file(path) != pages
+    assert hash_file(path) == hash_file(path) == hashlib.sha256(b"x" * 2**20).hexdigest()
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns
+    sleep(0.02)  # the clock of a file's times may tick every 10 ms
+    with path.open("r+b") as stream:
+        stream.seek(300_001)
+        stream.write(b"y")
+    os.utime(path, ns=times)  # as if it had not been changed
+    assert hash_file(path) == hashlib.sha256(b"x" * 300_001 + b"y" + b"x" * (2**20 - 300_002)).hexdigest()
+
+
+def test_a_large_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seals, "LARGE", 2**10)
+    (tmp_path / "a").write_bytes(b"x" * 2**11)
+    first = hash_file(tmp_path / "a")
+    monkeypatch.setattr(Path, "open", None)
+    assert hash_file(tmp_path / "a") == first
