@@ -15,7 +15,7 @@ from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge_weights import Weights, weights_of
 from attnbalance.models.build_bridge import build_bridge, fold_residual_multiplier, refusing
-from attnbalance.models.forward import base_of, evaluating, position_limit, uncapped
+from attnbalance.models.forward import base_of, device_of, evaluating, position_limit, uncapped
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.merge_adapters import merged
 from attnbalance.models.norms import Norm, norm_of
@@ -216,7 +216,7 @@ def _checked(bridged: BridgedModel) -> BridgedModel:
     names += ["unembed.hook_in", "unembed.hook_out"]
     logits, kept = bridged.run(ids, torch.ones_like(ids), dict.fromkeys(names, lambda x: x))
     with evaluating(hooked.model):
-        own = base(input_ids=ids.to(base.device), use_cache=False).logits[:, -1:].float().to(logits.device)
+        own = base(input_ids=ids.to(device_of(base)), use_cache=False).logits[:, -1:].float().to(logits.device)
     coarse = 1.0 if base.dtype in (torch.float32, torch.float64) else IN_16_BITS
     _same(bridged.name, "logits", logits, own, coarse)
     for i in bridged.layers:

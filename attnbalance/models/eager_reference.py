@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from attnbalance.data.batches import PromptBatch, pad
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import ModelError
-from attnbalance.models.forward import attention_maps, base_of, forward_rows, layer_list
+from attnbalance.models.forward import attention_maps, base_of, device_of, forward_rows, layer_list
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference allowed in a row, and in a logit relative to the largest one, by the model's dtype.
@@ -54,7 +54,7 @@ class Reference(NamedTuple):
 
 def eager_reference(model: Module, encoding: Encoding) -> Reference:
     """The reference for one prompt, without mask and position ids; the model must be set to eager attention."""
-    ids = torch.tensor([encoding.ids], device=base_of(model).device)
+    ids = torch.tensor([encoding.ids], device=device_of(base_of(model)))
     inputs: dict[int, Tensor] = {}
 
     def keep(layer: int, hidden: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ def forward_rows(
 ) -> tuple[Float[Tensor, "prompt layer head position"], Float[Tensor, "prompt logit_position vocab"]]:
     """Rows [prompt, layer, head, position] and the logits [prompt, 1 or position, vocab] of one forward pass."""
     base = base_of(model)
-    query_index, mask = batch.query_index.to(base.device), (batch.attention_mask != 0).to(base.device)
+    device = device_of(base)
+    query_index, mask = batch.query_index.to(device), (batch.attention_mask != 0).to(device)
     query = {} if kernel == "eager" else {"query_index": query_index}
     output = model(**inputs_of(base, batch, 1), **query, output_attentions=True)
     return rows_of_output(output, kernel, query_index, mask), attention_maps(output)[1]
@@ -36,7 +37,8 @@ def rows_alone(model: Module, batch: PromptBatch, layers: Sequence[int]) -> Floa
     and `layers` are the numbers of its attention modules in the order of their calls.
     """
     base, kept = base_of(model), dict[int, Tensor]()
-    query_index, mask = batch.query_index.to(base.device), (batch.attention_mask != 0).to(base.device)
+    device = device_of(base)
+    query_index, mask = batch.query_index.to(device), (batch.attention_mask != 0).to(device)
 
     def keep(module: Module, row: Tensor) -> None:
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
@@ -46,6 +48,11 @@ def rows_alone(model: Module, batch: PromptBatch, layers: Sequence[int]) -> Floa
 
     with suppress(_LastRow):
         model(**inputs_of(base, batch, 1), query_index=query_index, on_row=keep)
+    if missing := [layer for layer in layers if layer not in kept]:
+        raise ModelError(
+            f"layer {missing[0]} of {type(base).__name__} gave no attention row: the model was changed after it was "
+            "loaded; load it again"
+        )
     return _stacked([kept[layer] for layer in layers], mask)
 
 
@@ -58,7 +65,7 @@ def inputs_of(base: PreTrainedModel, batch: PromptBatch, logits_to_keep: int) ->
 
     logits_to_keep: the number of positions, counted from the end, whose logits are needed.
     """
-    device = base.device
+    device = device_of(base)
     inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": (batch.attention_mask != 0).long().to(device)}
     extra = {"position_ids": batch.position_ids.to(device), "use_cache": False, "logits_to_keep": logits_to_keep}
     named = inspect.signature(base.forward).parameters
@@ -140,6 +147,13 @@ def base_of(model: Module) -> PreTrainedModel:
             f"expected a transformers model (load one with AutoModelForCausalLM), got {type(base).__name__}"
         )
     return base
+
+
+def device_of(base: PreTrainedModel) -> torch.device:
+    """Where a model's inputs go; of a model that accelerate offloads, where it runs: its weights are elsewhere."""
+    embedding = base.get_input_embeddings()
+    device = getattr(getattr(embedding, "_hf_hook", None), "execution_device", None)
+    return base.device if device is None else torch.device(device)
 
 
 def vocabulary_size(model: Module) -> int:

@@ -22,6 +22,7 @@ from attnbalance.models.adapter_kinds import unreadable
 from attnbalance.models.forward import (
     base_of,
     check_vocabulary,
+    device_of,
     evaluating,
     forward_rows,
     position_limit,
@@ -59,7 +60,7 @@ class HookedModel:
     @property
     def device(self) -> torch.device:
         """Where inputs go."""
-        return base_of(self.model).device
+        return device_of(base_of(self.model))
 
     @property
     def pad_id(self) -> int:

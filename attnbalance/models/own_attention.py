@@ -13,7 +13,7 @@ from torch.nn import Module
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import ModelError
 from attnbalance.models.eager_reference import layer_inputs
-from attnbalance.models.forward import base_of, depth_of
+from attnbalance.models.forward import base_of, depth_of, device_of
 
 LIMIT = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Largest mean difference allowed in a layer's output and in the logits, relative to their mean size, by dtype.
@@ -73,7 +73,7 @@ def check_own(model: Module, encoding: Encoding, own: OwnOutputs, name: str, imp
 
 
 def _logits(model: Module, encoding: Encoding, change: Callable[[int, Tensor], Tensor]) -> Tensor:
-    ids = torch.tensor([encoding.ids], device=base_of(model).device)
+    ids = torch.tensor([encoding.ids], device=device_of(base_of(model)))
     with layer_inputs(base_of(model), change):
         return model(input_ids=ids, use_cache=False).logits[0]
 

@@ -23,6 +23,7 @@ from attnbalance.models.forward import (
     attention_layers,
     base_of,
     depth_of,
+    device_of,
     editing,
     evaluating,
     forward_rows,
@@ -205,7 +206,7 @@ def _random_prompts(base: PreTrainedModel, lengths: Sequence[int]) -> list[Encod
 def _check_causal(model: Module, encoding: Encoding, name: str) -> None:
     """Raise `ModelError` if another last token changes an earlier logit."""
     base = base_of(model)
-    ids = torch.tensor([encoding.ids, encoding.ids], device=base.device)
+    ids = torch.tensor([encoding.ids, encoding.ids], device=device_of(base))
     ids[1, -1] = (ids[1, -1] + 1) % base.config.get_text_config().vocab_size
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

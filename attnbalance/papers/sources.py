@@ -40,8 +40,9 @@ class Sources:
 
 def facts_of(settings: Mapping[str, Any], relations: Collection[str] | None = None) -> FactSet:
     """The facts of a cell; raises `DataError` if their file changed since the cells were listed."""
-    if "facts_file" in settings and hash_file(_table(settings["facts"])) != settings["facts_file"]:
-        raise DataError(f"{_table(settings['facts'])} changed since the cells were listed; run the same command again")
+    table = _table(settings["facts"])
+    if "facts_file" in settings and not (table.is_file() and hash_file(table) == settings["facts_file"]):
+        raise DataError(f"{table} was changed or moved since the cells were listed; run the same command again")
     return load_facts(settings["facts"], relations)
 
 

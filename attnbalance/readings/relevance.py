@@ -16,7 +16,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError
-from attnbalance.models.forward import base_of, check_vocabulary, evaluating, forward_rows
+from attnbalance.models.forward import check_vocabulary, evaluating, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import edited
 from attnbalance.readings.answer_tokens import distinguishing_tokens
@@ -132,7 +132,7 @@ def _slopes(
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)
-    home = base_of(model.model).device
+    home = model.device
     return rows.detach().cpu(), torch.stack([slope.to(home) for slope in slopes], dim=1).cpu()
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from tiny import POSITIONS, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
 
-from attnbalance import HookedModel, load_model
+from attnbalance import HookedModel, load_model, read_attention, recall
 from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
 from attnbalance.errors import BadRowsError, DataError, ModelError
@@ -135,3 +136,24 @@ def test_tokens_to_generate_count_as_part_of_a_prompts_length() -> None:
 def test_batches_of_no_prompts_are_refused() -> None:
     with pytest.raises(DataError, match="at least one prompt, got none"):
         next(hook(tiny_model("llama"), tiny_tokenizer(), "it").batches([], 4))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_model_whose_weights_are_offloaded_reads_and_answers_as_in_memory(when: str) -> None:
+    whole, prompts = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer()), tiny_prompts()
+    model = tiny_model("llama")
+    if when == "before":
+        cpu_offload(model, torch.device("cpu"))
+    offloaded = load_model(model, tokenizer=tiny_tokenizer())
+    if when == "after":
+        cpu_offload(model, torch.device("cpu"))
+    assert model.device.type == "meta"
+    assert torch.equal(read_attention(offloaded, prompts).values, read_attention(whole, prompts).values)
+    assert recall(offloaded, prompts) == recall(whole, prompts)
+
+
+def test_a_model_that_lost_layers_after_it_was_loaded_is_refused() -> None:
+    hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    hooked.model.model.layers = hooked.model.model.layers[:1]  # pyright: ignore
+    with pytest.raises(ModelError, match="layer 1 of LlamaForCausalLM gave no attention row: the model was changed"):
+        read_attention(hooked, tiny_prompts())

@@ -85,5 +85,5 @@ def test_a_file_that_changed_since_the_cells_were_listed_is_refused(facts: str, 
     table.write_bytes(Path(facts.removeprefix("popqa:")).read_bytes())
     settings = dict(POPQA.cells("small", [0], Sources(f"popqa:{table}"))[0].settings)
     table.write_bytes(table.read_bytes() + b"\n")
-    with pytest.raises(DataError, match="films.tsv changed since the cells were listed"):
+    with pytest.raises(DataError, match="films.tsv was changed or moved since the cells were listed"):
         _films(settings)

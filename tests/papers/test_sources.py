@@ -18,7 +18,10 @@ def test_a_local_file_of_facts_is_recorded_and_refused_once_it_changed(tmp_path:
     assert [fact.subject for fact in facts_of(settings)] == ["Oslo"]
     path.write_text(path.read_text().replace("Oslo", "Rome"))
     assert Sources(str(path)).of_facts() != settings
-    with pytest.raises(DataError, match=r"facts.jsonl changed since the cells were listed"):
+    with pytest.raises(DataError, match=r"facts.jsonl was changed or moved since the cells were listed"):
+        facts_of(settings)
+    path.unlink()
+    with pytest.raises(DataError, match=r"facts.jsonl was changed or moved since"):
         facts_of(settings)
     assert Sources("popqa").of_facts() == {"facts": "popqa"}
 
