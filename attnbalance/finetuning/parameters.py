@@ -45,7 +45,7 @@ class Region(NamedTuple):
 
 
 TRAINED_IN_PART = "attnbalance_trained_in_part"
-"""The attribute of a parameter that says whether only some of its entries are to be trained."""
+"""The attribute of a module that names its own parameters of which only some entries are to be trained."""
 
 
 class Part(NamedTuple):
@@ -202,19 +202,24 @@ def train_only(model: PreTrainedModel, chosen: Chosen) -> FrozenWeights:
 
 
 def frozen_in(model: nn.Module, masks: Mapping[str, Bool[Tensor, ...]]) -> FrozenWeights:
-    """The frozen weights of a model with these masks; its parameters are marked, so that trainers can ask for them.
+    """The frozen weights of a model with these masks; its modules are marked, so that trainers can ask for them.
 
-    A copy of a parameter (`copy.deepcopy`) has no mark.
+    A copy of the model (`copy.deepcopy`) is marked too.
     """
-    for name, parameter in model.named_parameters():
-        setattr(parameter, TRAINED_IN_PART, name in masks)
+    for path, module in model.named_modules():
+        marked = [name for name in module._parameters if (f"{path}.{name}" if path else name) in masks]
+        setattr(module, TRAINED_IN_PART, tuple(marked))
     return FrozenWeights(masks)
 
 
 def trained_in_part(model: nn.Module) -> list[str]:
     """The names of trained parameters that `train_only` or `add_lora` chose only in part."""
-    named = model.named_parameters()
-    return [name for name, each in named if each.requires_grad and getattr(each, TRAINED_IN_PART, False)]
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name in getattr(module, TRAINED_IN_PART, ())
+        if (parameter := module._parameters.get(name)) is not None and parameter.requires_grad
+    ]
 
 
 def loras_of_parts(model: nn.Module) -> list[str]:

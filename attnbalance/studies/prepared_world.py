@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,16 @@ class PreparedWorld:
 
         kept = self.folder.with_name(f"{self.folder.name}-{name}.json")
         saved = read_saved(kept)
+        version = metadata.version("attnbalance")
         if saved:
+            if (made_by := saved.get("attnbalance_version")) not in (None, version):  # none in files of older versions
+                warnings.warn(
+                    f"{kept} was made by attnbalance {made_by}, and this is {version}; remove it to ask the base again",
+                    stacklevel=3,
+                )
             return Recall.from_json(saved, kept)
         answers = recall(load_model(self.base), prompts, batch_size=128, progress=self.progress)
-        write_saved(kept, asdict(answers))
+        write_saved(kept, asdict(answers) | {"attnbalance_version": version})
         return answers
 
     def split(self, name: str) -> Split:

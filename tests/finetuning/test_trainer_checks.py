@@ -351,6 +351,8 @@ def test_weights_that_are_to_be_trained_in_part_are_not_trained_whole(tmp_path):
     frozen = train_only(model, select_weights(model, "q@1.0"))
     with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.q_proj\.weight is to be trained in part.*as frozen="):
         made(tmp_path, "ce", model)
+    with pytest.raises(ModelError, match=r"layers\.1\.self_attn\.q_proj\.weight is to be trained in part"):
+        made(tmp_path, "ce", copy.deepcopy(model))
     made(tmp_path, "ce", model, frozen=frozen)
     assert not train_only(model, select_weights(model, "q@1"))  # whole matrices need nothing
     made(tmp_path, "ce", model)

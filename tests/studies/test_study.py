@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -261,6 +262,17 @@ def test_a_table_of_fits_of_two_versions_says_so(config: Path, done: Path, tmp_p
     result = read_json(path)
     write_saved(path, {name: result[name] for name in result if name != HASH} | {"attnbalance_version": "0.0.1"})
     with pytest.warns(UserWarning, match=r"1 of \d+ fits were made by attnbalance 0\.0\.1, and this is"):
+        study(config, out)
+
+
+def test_answers_of_a_base_that_another_version_kept_are_said(config: Path, done: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    path = next(out.rglob("*-statement.json"))
+    saved = read_json(path)
+    assert saved["attnbalance_version"] == metadata.version("attnbalance")
+    write_saved(path, {name: saved[name] for name in saved if name != HASH} | {"attnbalance_version": "0.0.1"})
+    with pytest.warns(UserWarning, match=r"-statement\.json was made by attnbalance 0\.0\.1, and this is"):
         study(config, out)
 
 
