@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from attnbalance.models.bridge_weights import Weights, weights_of
 from attnbalance.models.build_bridge import build_bridge, fold_residual_multiplier, refusing
 from attnbalance.models.forward import base_of, device_of, evaluating, position_limit, uncapped
 from attnbalance.models.hooked import HookedModel
+from attnbalance.models.length_thresholds import length_thresholds
 from attnbalance.models.merge_adapters import merged
 from attnbalance.models.norms import Norm, norm_of
 from attnbalance.models.single_layers import check_no_mlp, mlp_alone
@@ -183,6 +185,7 @@ def bridge_of(model: HookedModel) -> BridgedModel:
     if len(devices) > 1:
         raise ModelError(f"{model.name} is spread over {len(devices)} devices; load it on one to take it apart")
     check_multipliers(base_of(model.model).config, model.name)
+    _warn_of_clipping(base_of(model.model).config, model.name)
     twin = base_of(merged(model)).float().eval().requires_grad_(False)
     fold_residual_multiplier(twin)
     with refusing(model):
@@ -201,14 +204,27 @@ def check_multipliers(config: PreTrainedConfig, name: str) -> None:
         )
 
 
+def _warn_of_clipping(config: PreTrainedConfig, name: str) -> None:
+    """Warn of a limit on the sizes of queries, keys and values (OLMo, DBRX, MPT), which weights do not show."""
+    clip = getattr(config, "clip_qkv", None) or getattr(getattr(config, "attn_config", None), "clip_qkv", None)
+    if clip:
+        warnings.warn(
+            f"{name} cuts values to at most {clip:g} in size (clip_qkv), and what is read from weights alone leaves "
+            "this out; a direct attribution that it changes is refused",
+            stacklevel=3,
+        )
+
+
 def _checked(bridged: BridgedModel) -> BridgedModel:
     """The bridge with the family's scale of logits in W_U and b_U.
 
-    Values from W_V, attention outputs from W_O and logits are checked on a few random tokens against the model's own.
+    Values from W_V, attention outputs from W_O and logits are checked on random tokens against the model's own: a few,
+    or more than the longest length from which on its attention changes, as far as the self-check crosses it.
     """
     hooked, weights = bridged.hooked, bridged.weights
     base = base_of(hooked.model)
-    longest = min(7, position_limit(base.config) or 7)
+    longest = max([0, *length_thresholds(base.config).crossed]) + 7
+    longest = min(longest, position_limit(base.config) or longest)
     ids = torch.randint(len(weights.W_E), (1, longest), generator=torch.Generator().manual_seed(0))
     hooks = ("attn.v.hook_in", "attn.hook_v", "attn.hook_pattern", "hook_attn_out")
     names = [f"blocks.{layer}.{name}" for layer in bridged.layers for name in hooks]

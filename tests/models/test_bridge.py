@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import transformers
 from tiny import FAMILIES, SIZES, VOCABULARY, eager, tiny_prompts, tiny_tokenizer
 from uneven import hooked, uneven
 
-from attnbalance import load_model
+from attnbalance import Fact, HookedModel, load_model, make_answer_tokens, make_prompts, read_direct_attribution
 from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
@@ -93,3 +95,40 @@ def test_multipliers_that_the_bridge_leaves_out_are_refused() -> None:
             check_multipliers(transformers.FalconH1Config(**setting), "tiny")
     check_multipliers(transformers.FalconH1Config(), "tiny")
     check_multipliers(transformers.LlamaConfig(), "tiny")
+
+
+def test_lengths_from_which_attention_changes_are_crossed_by_the_check() -> None:
+    """TransformerLens multiplies queries from position 16 on, which GPT-OSS does not: 0.1 and more of a logit there."""
+    special = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "original_max_position_embeddings": 16}
+    sizes = SIZES | special | {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
+    for rope_parameters, refused in ((rope, False), (rope | {"llama_4_scaling_beta": 0.9}, True)):
+        user = hooked(transformers.GptOssConfig(**sizes, rope_parameters=rope_parameters))
+        with pytest.raises(ModelError, match="logits made from its weights differ") if refused else nullcontext():
+            bridge_of(user)
+
+
+def test_values_that_a_model_cuts_are_warned_of_and_no_attribution_leaves_them_out() -> None:
+    special = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
+    def olmo(clip: float | None) -> HookedModel:
+        return hooked(transformers.OlmoConfig(**SIZES, **special, clip_qkv=clip))
+
+    answers = {"Zürich": "Switzerland", "Ode to Joy": "Vienna", "Ada Lovelace": "London", "the Nile in Africa": "Egypt"}
+    prompts = make_prompts([Fact(subject, "country", (answer,)) for subject, answer in answers.items()])
+    batch = pad(encode(prompts, tiny_tokenizer()))
+    whole = bridge_of(olmo(None))  # without a warning
+    checked = torch.randint(VOCABULARY, (1, 7), generator=torch.Generator().manual_seed(0))
+    largest = [  # of a value
+        max(float(whole.run(ids, mask, {f"blocks.{i}.attn.hook_v": torch.abs})[1].popitem()[1].max()) for i in range(2))
+        for ids, mask in ((checked, torch.ones_like(checked)), (batch.input_ids, batch.attention_mask))
+    ]
+    assert largest[0] < largest[1]
+    with pytest.warns(
+        UserWarning, match=r"cuts values to at most .* in size \(clip_qkv\), and what is read from weights"
+    ):
+        between = bridge_of(olmo(sum(largest) / 2))
+    candidates = make_answer_tokens(prompts, between.hooked.tokenizer)
+    with pytest.raises(ModelError, match="direct logit attribution adds up to"):
+        read_direct_attribution(between, candidates)
+    read_direct_attribution(whole, candidates)
