@@ -21,12 +21,22 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
         ("families", ["llama"], "transformers"),
         ("intervals", ["--trials", "2"], "Spearman"),
         ("theory", ["--tokens", "60", "--repeats", "1", "--runs", "1"], "512"),
+        ("trajectory", ["MODEL", "FACTS", "--facts", "3", "--checkpoints", "2"], '{"threads": 1'),
     ],
 )
 def test_a_benchmark_runs_and_prints_its_last_line(
-    name: str, options: list[str], last: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    options: list[str],
+    last: str,
+    llama_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", [name, *options])
+    facts = tmp_path / "facts.csv"
+    facts.write_text("subject,relation,answers\nOslo,country,Norway\nParis,country,France\nRome,country,Italy\n")
+    files = {"MODEL": str(llama_folder), "FACTS": str(facts)}
+    monkeypatch.setattr(sys, "argv", [name, *(files.get(option, option) for option in options)])
     monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr(logging, "disable", lambda level: None)  # it would hold for the tests that follow
     monkeypatch.setattr(mapped, "IN_MEMORY", mapped.IN_MEMORY)  # likewise
