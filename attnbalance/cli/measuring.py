@@ -85,7 +85,10 @@ def trajectory(
     facts: Facts,
     out: Out,
     base: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Base of the adapters; by default the one that they name.")
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="The model before training, shown as step 0; by default the one that adapters name."
+        ),
     ] = None,
     relations: Relations = None,
     template: Template = "qa",
@@ -104,8 +107,9 @@ def trajectory(
 ) -> None:
     """Draw subject attention, and accuracy with --recall, along the checkpoints of one training run.
 
-    Checkpoints hold LoRA adapters of one base, which is loaded once, or full weights of one shape. Writes report.html,
-    trajectory.json, trajectory.png and what `curve` writes. The report is about the last checkpoint against the first.
+    Checkpoints hold LoRA adapters of one base, which is loaded once and is step 0, or full weights of one shape. Writes
+    report.html, trajectory.json, trajectory.png and the tables of `curve`. The report is about the last step against
+    the first.
     A killed run resumes at the checkpoint that it had not yet measured.
     """
     from attnbalance.comparison.specs import MeasureSettings

@@ -67,11 +67,12 @@ def compare(
 def write_results(comparison: Comparison, folder: Path, *, title: str, command: str, about: str = "") -> None:
     """Write a comparison into an existing folder, each file whole; for the rest see `write_report`."""
     write_numbers(comparison, folder)
+    write_curves(comparison, folder)
     write_report(comparison, folder / "report.html", title=title, about=about, command=command)
 
 
 def write_numbers(comparison: Comparison, folder: Path) -> None:
-    """Write a comparison's prompts, curves, readings and answers, and the figure of its curves."""
+    """Write a comparison's prompts, curves, readings and answers."""
     write_json_lines(folder / "prompts.jsonl", (prompt.as_dict() for prompt in comparison.prompts))
     write_json(folder / "curves.json", curves_json(comparison))
     readings = [(measured.label, reading) for measured in comparison.measured for reading in measured.readings]
@@ -79,6 +80,10 @@ def write_numbers(comparison: Comparison, folder: Path) -> None:
     if any(measured.recall for measured in comparison.measured):
         write_json(folder / "recall.json", recall_json(comparison))
         write_json_lines(folder / "answers.jsonl", _answers(comparison))
+
+
+def write_curves(comparison: Comparison, folder: Path) -> None:
+    """Write the figure of a comparison's curves, one line a model."""
     with replacing(folder / "curves.png") as path:
         save(draw_curves(comparison.all_curves()), path, format="png", dpi=150)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from attnbalance.comparison.compare import write_numbers
+from attnbalance.comparison.compare import write_curves, write_numbers
 from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.measure import READINGS, measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
@@ -159,6 +159,7 @@ def _ask(
 def _write(explanation: Explanation, change: Change, folder: Path, command: str) -> None:
     """Write an explanation into a folder, each file whole."""
     write_numbers(explanation.comparison, folder)
+    write_curves(explanation.comparison, folder)
     write_json(folder / "explain.json", explanation_json(explanation))
     write_changes(explanation, folder / "changes.parquet")
     after = explanation.labels[1]

@@ -44,6 +44,8 @@ def load_checkpoints(
     it. The self-check compares the code that reads rows with the family's own, which no value of a weight changes: it
     runs once for full checkpoints, whose settings must be equal, and once for each adapter_config.json.
 
+    Adapters may follow their base, without an adapter, as the first checkpoint.
+
     Raises `ModelError` as `load_model` does. Before any is loaded, it refuses adapters of several bases, or beside full
     checkpoints; adapters that are no LoRA, that change their base when they are loaded, or that are damaged; and full
     checkpoints that differ in their tokenizer (unless one is given), in settings, or in the names, shapes or dtypes of
@@ -58,8 +60,8 @@ def load_checkpoints(
     def load(path: str) -> HookedModel:
         return load_model(path, tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
 
-    if pairs and pairs[0][1] is not None:
-        return _adapters(pairs[0][0], [str(adapter) for _, adapter in pairs], load)
+    if any(adapter is not None for _, adapter in pairs):
+        return _adapters(pairs[0][0], [None if adapter is None else str(adapter) for _, adapter in pairs], load)
     return _full([path for path, _ in pairs], load, trust_remote_code)
 
 
@@ -67,9 +69,9 @@ def _check_pairs(
     pairs: Sequence[tuple[str, str | Path | None]], tokenizer: str | Path | None, trust_remote_code: bool
 ) -> None:
     """Refuse checkpoints that cannot share one loaded model, from their files alone."""
-    if len({adapter is None for _, adapter in pairs}) > 1:
-        raise ModelError("expected either full checkpoints or adapters, got both; measure them in two runs")
     adapters = [str(adapter) for _, adapter in pairs if adapter is not None]
+    if adapters and any(adapter is None for _, adapter in pairs[1:]):  # the first may be their base
+        raise ModelError("expected either full checkpoints or adapters, got both; measure them in two runs")
     bases = list(dict.fromkeys(model for model, _ in pairs))
     if adapters:
         if len(bases) > 1:
@@ -117,22 +119,27 @@ def _full(paths: Sequence[str], load: Callable[..., HookedModel], trust_remote_c
         yield replace(model, name=path)
 
 
-def _adapters(base_path: str, adapters: Sequence[str], load: Callable[..., HookedModel]) -> Iterator[HookedModel]:
-    """Adapters: each put on the loaded base, and taken off before the next."""
+def _adapters(
+    base_path: str, adapters: Sequence[str | None], load: Callable[..., HookedModel]
+) -> Iterator[HookedModel]:
+    """Adapters: each put on the loaded base, and taken off before the next; None: the base itself, at first."""
     model = load(base_path)
     base, tokenizer = base_of(model.model), model.tokenizer
     restore = _structure(base)
     checked: object = None
     settings: object = None
     for adapter in adapters:
+        if adapter is None:
+            yield model
+            continue
         made_for, record = check_adapter(adapter), read_json(Path(adapter) / MARKER)
         if checked != (wanted := (made_for, record.get("base_fingerprint"), record.get("base_settings"))):
             check_base(base, adapter, base_path, made_for)
             checked = wanted
         own = _own_weights(base, adapter)
         loaded, name = put_on(base, adapter, base_path).to(base.device), f"{base_path}+{adapter}"
-        if settings != (found := read_json(Path(adapter) / "adapter_config.json")):
-            model, settings = hook(loaded, tokenizer, name), found
+        if settings != (config := read_json(Path(adapter) / "adapter_config.json")):
+            model, settings = hook(loaded, tokenizer, name), config
         yield replace(model, model=loaded, name=name)
         restore()
         with torch.no_grad():

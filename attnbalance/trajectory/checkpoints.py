@@ -11,32 +11,40 @@ from attnbalance.comparison.specs import ModelSpec
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.finetuning.runs import KIND, load_run
+from attnbalance.models.load_adapter import split_adapter
 
 STATE = "trainer_state.json"
 """What transformers' Trainer saves beside a checkpoint; it holds the step."""
-CONFIGS = ("config.json", "adapter_config.json")
+CONFIG, ADAPTER = CONFIGS = ("config.json", "adapter_config.json")
 """A checkpoint holds one of them: full weights or an adapter."""
 
 
 def find_checkpoints(where: Sequence[str], base: str | None = None) -> dict[int, ModelSpec]:
-    """The checkpoints in some places by step, in order, each labelled "step N".
+    """The checkpoints in some folders by step, in order, each labelled "step N". Step 0 is the model before training.
 
     where: folders or patterns ("run/checkpoint-*"). A folder is a checkpoint, a run of `finetune` or `instruct`, or
         holds folders named checkpoint-N, as transformers' Trainer writes them.
-    base: the model that adapters are put on; by default the one that they name.
+    base: the model before training. By default the one that adapters name; full checkpoints name none, and there is no
+        step 0.
 
     A step is `global_step` of a checkpoint's trainer_state.json, otherwise the number that its name ends with. Raises
-    `ModelError` for a place without checkpoints, a checkpoint without weights or without a step, one whose name and
-    trainer_state.json disagree, two of the same step, fewer than two of them, and a base for full checkpoints.
+    `ModelError` for a folder without checkpoints, a checkpoint without weights or without a step, one whose name and
+    trainer_state.json disagree, two of the same step, fewer than two of them (step 0 counts), and adapters beside full
+    checkpoints.
     """
-    found = dict[int, Path]()
+    paths = dict[int, Path]()
     for step, path in (pair for text in where for pair in _within(text)):
-        if step in found and not found[step].samefile(path):
-            raise ModelError(f"step {step} must have one checkpoint, got {found[step]} and {path}; leave one out")
-        found[step] = path
-    if len(found) < 2:
-        raise ModelError(f"expected at least two checkpoints, got {len(found)} in {', '.join(where)}")
-    return {step: _spec(step, found[step], base) for step in sorted(found)}
+        if step in paths and not paths[step].samefile(path):
+            raise ModelError(f"step {step} must have one checkpoint, got {paths[step]} and {path}; leave one out")
+        paths[step] = path
+    specs = {step: _spec(step, paths[step], base) for step in sorted(paths)}
+    adapters = [path for path in paths.values() if _is_adapter(path)]
+    before = base or (split_adapter(str(adapters[0]), None)[0] if adapters else None)
+    if before is not None and 0 not in specs:
+        specs = {0: ModelSpec("step 0", before), **specs}
+    if len(specs) < 2:
+        raise ModelError(f"expected at least two checkpoints, got {len(specs)} in {', '.join(where)}")
+    return specs
 
 
 def _within(text: str) -> list[tuple[int, Path]]:
@@ -71,9 +79,12 @@ def _step(path: Path) -> int:
     return recorded
 
 
+def _is_adapter(path: Path) -> bool:
+    return (path / ADAPTER).is_file() and not (path / CONFIG).is_file()
+
+
 def _spec(step: int, path: Path, base: str | None) -> ModelSpec:
-    if base is None:
+    """A checkpoint; an adapter with the base that it is put on, if one is named."""
+    if base is None or not _is_adapter(path):
         return ModelSpec(f"step {step}", str(path))
-    if not (path / CONFIGS[1]).is_file() or (path / CONFIGS[0]).is_file():
-        raise ModelError(f"{path} holds full weights, which need no base; leave out the base ({base})")
     return ModelSpec(f"step {step}", base, str(path))

@@ -47,15 +47,15 @@ def compare_checkpoints(
     facts: what to ask about.
     settings: how models are asked and read.
     out: the folder to write, all at once.
-    base: the model that adapters are put on; by default the one that they name.
+    base: the model before training, which is step 0, and which adapters are put on; by default the one that they name.
     skip_bad: drop facts that cannot be asked, instead of raising.
     command: the command line that the report names.
     progress: show progress bars.
     """
     out = as_folder(out)
-    places = [where] if isinstance(where, str | Path) else where
-    found = find_checkpoints([str(place) for place in places], None if base is None else str(base))
-    specs = list(found.values())
+    folders = [where] if isinstance(where, str | Path) else where
+    checkpoints = find_checkpoints([str(folder) for folder in folders], None if base is None else str(base))
+    specs = list(checkpoints.values())
     results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad, list(READINGS)), command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs[:1], settings, skip_bad)  # the others have its tokenizer
@@ -63,7 +63,7 @@ def compare_checkpoints(
             measured = measure_all(specs, prompts, settings, work, progress=progress, load=_load)
             pair, dropped = (specs[-1].label, specs[0].label), {**facts.dropped, **dropped}
             comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
-            trajectory = Trajectory(tuple(found), comparison)
+            trajectory = Trajectory(tuple(checkpoints), comparison)
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=headline(trajectory), dropped=dropped) as folder:
                 _write(trajectory, folder, command)

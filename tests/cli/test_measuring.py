@@ -40,7 +40,7 @@ def test_trajectory_prints_the_answer_and_refuses_what_is_no_run(
     code, text = run_command("trajectory", tmp_path / "run" / "checkpoint-*", *asked)
     assert code == 0, text
     assert json.loads((out / "attnbalance.json").read_text())["answer"] in text.replace("\n", " ")
-    assert "from step 1 to step 2" in text.replace("\n", " ")
+    assert "from step 0 to step 2" in text.replace("\n", " ")
     assert str(out / "report.html") in text
     code, text = run_command("trajectory", tmp_path / "nowhere", *asked)
     assert (code, "Traceback" in text) == (2, False)

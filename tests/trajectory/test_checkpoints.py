@@ -16,7 +16,7 @@ from attnbalance.trajectory.checkpoints import find_checkpoints
 def made(folder: Path, state: object = None, file: str = "adapter_config.json") -> Path:
     """A folder that looks like a checkpoint."""
     folder.mkdir(parents=True)
-    (folder / file).write_text("{}")
+    (folder / file).write_text('{"base_model_name_or_path": "models/base"}')
     if state is not None:
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": state}))
     return folder
@@ -28,23 +28,31 @@ def test_a_trainers_folder_a_pattern_and_a_list_give_the_same_sorted_by_step(tmp
     made(tmp_path / "run-final", file="config.json")
     (run / "adapter_config.json").write_text("{}")  # Trainer's last save, beside the checkpoints
     found = find_checkpoints([str(run)])
-    assert list(found) == [3, 20, 100]
+    assert list(found) == [0, 3, 20, 100]
+    assert found[0] == ModelSpec("step 0", "models/base")
     assert found[3] == ModelSpec("step 3", str(paths[2]))
     assert find_checkpoints([str(run / "checkpoint-*")]) == found == find_checkpoints([str(path) for path in paths])
 
 
-def test_the_base_of_adapters_can_be_named(tmp_path: Path) -> None:
-    paths = [made(tmp_path / f"checkpoint-{step}") for step in (1, 2)]
-    found = find_checkpoints([str(tmp_path)], "models/base")
-    assert found[2] == ModelSpec("step 2", "models/base", str(paths[1]))
-    made(tmp_path / "checkpoint-3", file="config.json")
-    with pytest.raises(ModelError, match=r"checkpoint-3 holds full weights, which need no base"):
-        find_checkpoints([str(tmp_path)], "models/base")
+def test_the_model_before_training_is_step_0_and_can_be_named(tmp_path: Path) -> None:
+    paths = [made(tmp_path / "lora" / f"checkpoint-{step}") for step in (1, 2)]
+    found = find_checkpoints([str(tmp_path / "lora")], "models/other")
+    assert found[0] == ModelSpec("step 0", "models/other")
+    assert found[2] == ModelSpec("step 2", "models/other", str(paths[1]))
+    paths = [made(tmp_path / "full" / f"checkpoint-{step}", file="config.json") for step in (1, 2)]
+    assert list(find_checkpoints([str(tmp_path / "full")])) == [1, 2]
+    found = find_checkpoints([str(tmp_path / "full")], "models/other")
+    assert found == {
+        0: ModelSpec("step 0", "models/other"),
+        **{step: ModelSpec(f"step {step}", str(path)) for step, path in zip((1, 2), paths, strict=True)},
+    }
+    made(tmp_path / "full" / "checkpoint-0", file="config.json")  # one that was saved before the first step
+    assert find_checkpoints([str(tmp_path / "full")], "models/other")[0].model.endswith("checkpoint-0")
 
 
 def test_the_step_is_the_states_or_the_number_at_the_names_end(tmp_path: Path) -> None:
-    places = [made(tmp_path / "best", 70), made(tmp_path / "adapter_v2", 500), made(tmp_path / "step-000040")]
-    assert list(find_checkpoints([str(path) for path in places])) == [40, 70, 500]
+    paths = [made(tmp_path / "best", 70), made(tmp_path / "adapter_v2", 500), made(tmp_path / "step-000040")]
+    assert list(find_checkpoints([str(path) for path in paths])) == [0, 40, 70, 500]
 
 
 def test_a_run_of_ours_gives_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +81,7 @@ def test_two_checkpoints_of_one_step_are_refused_but_not_one_named_twice(tmp_pat
     for run in ("a", "b"):
         for step in (1, 2):
             made(tmp_path / run / f"checkpoint-{step}")
-    assert len(find_checkpoints([str(tmp_path / "a"), str(tmp_path / "a" / "checkpoint-1")])) == 2
+    assert len(find_checkpoints([str(tmp_path / "a"), str(tmp_path / "a" / "checkpoint-1")])) == 3
     with pytest.raises(ModelError, match="step 1 must have one checkpoint, got .*checkpoint-1 and .*checkpoint-1"):
         find_checkpoints([str(tmp_path / "a"), str(tmp_path / "b")])
 
@@ -88,6 +96,6 @@ def test_a_half_written_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_place_without_checkpoints_and_a_single_one_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no checkpoints at .*nowhere"):
         find_checkpoints([str(tmp_path / "nowhere")])
-    made(tmp_path / "checkpoint-1")
+    made(tmp_path / "checkpoint-1", file="config.json")
     with pytest.raises(ModelError, match="expected at least two checkpoints, got 1"):
         find_checkpoints([str(tmp_path)])

@@ -26,7 +26,7 @@ from attnbalance.trajectory.compare_checkpoints import compare_checkpoints
 FACTS_ASKED = FactSet(FACTS)
 SETTINGS = MeasureSettings(recall=True, batch_size=4)
 STEPS = (10, 20, 100)
-FILES = {"answers.jsonl", "attnbalance.json", "curves.json", "curves.png", "prompts.jsonl", "readings.parquet"}
+FILES = {"answers.jsonl", "attnbalance.json", "curves.json", "prompts.jsonl", "readings.parquet"}
 FILES |= {"recall.json", "report.html", "trajectory.json", "trajectory.png"}
 
 
@@ -64,10 +64,13 @@ def test_the_folder_holds_the_readings_of_each_checkpoint_loaded_by_itself(
     assert {path.name for path in out.iterdir()} == FILES
     table, prompts = pq.read_table(out / "readings.parquet").to_pandas(), make_prompts(FACTS_ASKED)
     saved = json.loads((out / "trajectory.json").read_text())
-    assert [entry["step"] for entry in saved["checkpoints"]] == list(STEPS)
+    paths = {step: folder / f"checkpoint-{step}" for step in STEPS}
+    if kind == "run":
+        paths = {0: folder / "base", **paths}
+    assert [entry["step"] for entry in saved["checkpoints"]] == list(paths)
     alone = list[torch.Tensor]()
-    for i, step in enumerate(STEPS):
-        model = load_model(folder / f"checkpoint-{step}")
+    for i, (step, path) in enumerate(paths.items()):
+        model = load_model(path)
         alone.append(read_subject_attention(model, prompts, batch_size=4).values)
         there = table[table.label == f"step {step}"].value.to_numpy()
         assert np.array_equal(there, alone[-1].numpy().ravel())
@@ -78,6 +81,18 @@ def test_the_folder_holds_the_readings_of_each_checkpoint_loaded_by_itself(
     assert saved["readings"][0]["change"][-1]["mean"] == pytest.approx(float(change), abs=1e-12)
     assert f"difference {float(change):+.3f}" in answer
     assert answer in (out / "report.html").read_text()
+
+
+def test_the_model_before_full_checkpoints_is_step_0_where_it_is_named(run: Path, full: Path, tmp_path: Path) -> None:
+    answer = compare_checkpoints(full, FACTS_ASKED, SETTINGS, tmp_path / "full", base=run / "base")
+    assert "at step 0" in answer or "from step 0" in answer
+    compare_checkpoints(run, FACTS_ASKED, SETTINGS, tmp_path / "run")
+    tables = [pq.read_table(tmp_path / kind / "readings.parquet").to_pandas() for kind in ("full", "run")]
+    assert [list(dict.fromkeys(table.label)) for table in tables] == [[f"step {step}" for step in (0, *STEPS)]] * 2
+    # merged weights and adapters round differently (float32: 1e-6); the base is the same to the bit
+    np.testing.assert_allclose(tables[0].value, tables[1].value, atol=1e-5)
+    bases = [table[table.label == "step 0"].value.to_numpy() for table in tables]
+    assert np.array_equal(*bases)
 
 
 def test_the_headline_is_what_plain_transformers_gives(full: Path, tmp_path: Path) -> None:
@@ -123,7 +138,7 @@ def test_an_interrupted_run_resumes_at_the_checkpoint_that_was_not_measured(
     whole, out = tmp_path / "whole", tmp_path / "out"
     compare_checkpoints(run, FACTS_ASKED, SETTINGS, whole)
     with monkeypatch.context() as patched:
-        assert len(interrupted_at(patched, 2)) == 0
+        assert len(interrupted_at(patched, 3)) == 0
         with pytest.raises(KeyboardInterrupt):
             compare_checkpoints(run, FACTS_ASKED, SETTINGS, out)
     names = interrupted_at(monkeypatch, 9)
