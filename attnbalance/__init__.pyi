@@ -24,6 +24,7 @@ from .data.statements import statement_prompts as statement_prompts
 from .data.synthetic import synthetic_facts as synthetic_facts
 from .errors import AttnBalanceError as AttnBalanceError
 from .explanation.explain import explain as explain
+from .families.check_families import check_families as check_families
 from .finetuning.adapters import add_lora as add_lora
 from .finetuning.examples import as_examples as as_examples
 from .finetuning.examples import make_examples as make_examples

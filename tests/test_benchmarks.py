@@ -18,7 +18,6 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
     ("name", "options", "last"),
     [
         ("base_numbers", ["--facts", "80", "--in-memory-mib", "1"], "in memory"),
-        ("families", ["llama"], "transformers"),
         ("intervals", ["--trials", "2"], "Spearman"),
         ("theory", ["--tokens", "60", "--repeats", "1", "--runs", "1"], "512"),
         ("trajectory", ["MODEL", "FACTS", "--facts", "3", "--checkpoints", "2"], '{"threads": 1'),

@@ -11,7 +11,7 @@ import typer
 from attnbalance.cli.exits import Commands, show_warning
 from attnbalance.cli.finetuning import finetune, scale_adapter
 from attnbalance.cli.instructing import context_critical, instruct
-from attnbalance.cli.listing import facts
+from attnbalance.cli.listing import facts, families
 from attnbalance.cli.measuring import context, curve, explain, knowledge, salience, trajectory
 from attnbalance.cli.running import demo, reproduce, study
 from attnbalance.data.sources.load_facts import source_names
@@ -42,7 +42,7 @@ def options(
 
 
 GROUPS = {
-    "Start": (demo, facts),
+    "Start": (demo, facts, families),
     "Measure": (knowledge, curve, trajectory, context, salience, explain),
     "Finetune and compare": (finetune, instruct, context_critical, scale_adapter, study, reproduce),
 }

@@ -1,4 +1,4 @@
-"""The command that reads facts and no model: `facts`."""
+"""Commands that list: `facts`, without a model, and `families`, tiny models of every kind."""
 
 from __future__ import annotations
 
@@ -68,3 +68,29 @@ def _check_file(path: Path) -> None:
         raise OutputError(f"{path} is already there; remove it, or choose another name")
     if not path.parent.is_dir():
         raise OutputError(f"there is no folder {path.parent} for {path.name}")
+
+
+def families(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODEL_TYPE ...]", help="Such as llama; by default every family.")
+    ] = None,
+) -> None:
+    """Check that attention of every model family of the installed transformers is read right.
+
+    Tiny random models are read padded left, padded right and alone, within the lengths from which their attention
+    changes and beyond, and compared with their own eager attention. No network is needed; all take some minutes.
+    Exits with code 1 if one is WRONG.
+    """
+    from attnbalance.families.check_families import OUTCOMES, WRONG, check_families
+
+    kinds = dict[bool, list[str]]()
+    for outcome in check_families(names or ()):
+        length = "crossed" if outcome.crossed else ""
+        detail = " ".join(outcome.detail.split())[:200]
+        print(f"{outcome.family:<28} {length:<8} {outcome.kind:<9} {detail}", flush=True)
+        kinds.setdefault(outcome.crossed, []).append(outcome.kind)
+    for crossed, some in kinds.items():
+        counts = ", ".join(f"{some.count(kind)} {kind}" for kind in OUTCOMES if kind in some)
+        print(f"lengths {'crossed by most prompts' if crossed else 'beyond the prompts'}: {counts}")
+    if any(WRONG in some for some in kinds.values()):
+        raise typer.Exit(1)

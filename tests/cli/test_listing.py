@@ -9,6 +9,8 @@ import pytest
 from commands import run_command
 
 from attnbalance import load_facts
+from attnbalance.families import check_families
+from attnbalance.families.check_families import FamilyOutcome
 
 ROWS = [
     {"subject": "Oslo", "relation": "country", "answers": ["Norway"], "statement": "{subject} lies in"},
@@ -59,3 +61,16 @@ def test_conflicts_are_shown_and_not_written_as_facts(tmp_path: Path) -> None:
     assert "Chad (100.0%)" in text
     code, text = run_command("facts", f"conflicts:{path}", "--out", tmp_path / "a.jsonl")
     assert (code, "cannot hold conflicts" in text) == (2, True), text
+
+
+def test_families_are_listed_with_what_came_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, text = run_command("families", "gpt2", "mistral")
+    assert code == 0, text
+    lines = text.splitlines()
+    assert [line.split()[:2] for line in lines[:3]] == [["gpt2", "exact"], ["mistral", "exact"], ["mistral", "crossed"]]
+    assert lines[3:] == ["lengths beyond the prompts: 2 exact", "lengths crossed by most prompts: 1 exact"]
+    assert run_command("families", "lama")[0] == 2
+    wrong = FamilyOutcome("gpt2", False, "WRONG", "rows are off")
+    monkeypatch.setattr(check_families, "check_family", lambda name, crossed: wrong)
+    code, text = run_command("families", "gpt2")
+    assert (code, text.splitlines()[-1]) == (1, "lengths beyond the prompts: 1 WRONG")

@@ -1,4 +1,4 @@
-"""Every causal-LM family of transformers, tiny and random, from its configuration (see `families.py`)."""
+"""Every causal-LM family of transformers, tiny and random, from its configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,14 @@ SMALL: Mapping[str, object] = (
     | dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2)
     | dict.fromkeys(("head_dim", "swa_head_dim", "kv_channels", "d_head", "v_head_dim", "attention_head_size"), 8)
     | dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "qk_nope_head_dim"), 8)
-    | {"index_head_dim": 16, "qk_rope_head_dim": 8, "qk_head_dim": 16, "kv_lora_rank": 16, "q_lora_rank": 16}
+    | {
+        "query_pre_attn_scalar": 8,
+        "index_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "qk_head_dim": 16,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+    }
     | dict.fromkeys(
         ("intermediate_size", "moe_intermediate_size", "n_inner", "dff", "ffn_dim", "decoder_ffn_dim", "d_inner"), 48
     )
@@ -126,6 +133,11 @@ def _beyond(value: object) -> bool:
     return isinstance(value, int) and value >= VOCABULARY
 
 
+def families() -> list[str]:
+    """One model type for each class of causal language model, sorted."""
+    return sorted({name: model_type for model_type, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}.values())
+
+
 def settings(kind: type[PreTrainedConfig], near: bool, model_type: str) -> dict[str, object]:
     """Small dimensions for the fields that a configuration class has, and for those of its parts."""
     with warnings.catch_warnings():
@@ -151,21 +163,28 @@ def has_threshold(model_type: str) -> bool:
     kind = config_class(model_type)
     try:
         return settings(kind, True, kind.model_type) != settings(kind, False, kind.model_type)
-    except Exception:  # it cannot be built from a configuration: `outcome` says why
+    except Exception:  # it cannot be built from a configuration: `check_family` says why
         return False
 
 
 def class_of(model_type: str) -> type[PreTrainedModel]:
+    """The causal language model of a model type."""
     return getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
 
 
 def config_class(model_type: str) -> type[PreTrainedConfig]:
-    kind = class_of(model_type).config_class
-    assert kind is not None
-    return kind
+    """Its configuration."""
+    return class_of(model_type).config_class  # pyright: ignore[reportReturnType]
 
 
 def build(model_type: str, near: bool) -> PreTrainedModel:
+    """A tiny random model in float32; its weights are large, so that attention is far from uniform.
+
+    near: whether most prompts of the check cross the lengths from which its attention changes; else none does.
+
+    Raises `ValueError` for a family whose models stay large whatever its configuration says; else what its own code
+    raises.
+    """
     cls, kind = class_of(model_type), config_class(model_type)
     config = kind(**settings(kind, near, kind.model_type))  # pyright: ignore[reportArgumentType]
     with torch.device("meta"):
@@ -176,5 +195,5 @@ def build(model_type: str, near: bool) -> PreTrainedModel:
     model = cls(config).float().eval()
     for parameter in model.parameters():
         if parameter.dim() > 1:  # far from uniform attention, so that a wrong mask or scale shows
-            torch.nn.init.normal_(parameter, std=1.5 * parameter.shape[-1] ** -0.5)
+            torch.nn.init.normal_(parameter, std=1.5 * min(parameter.shape[-2:]) ** -0.5)
     return model

@@ -1,0 +1,1 @@
+"""Every causal-LM family of transformers, tiny and random: is it read right?"""

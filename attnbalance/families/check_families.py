@@ -1,0 +1,201 @@
+"""Attention rows of every causal-LM family of transformers against the family's own eager attention.
+
+Each family is built tiny and random from its configuration (see `tiny_models`). Where the configuration names a length
+from which attention changes (a window, a chunk, the number of keys that sparse attention keeps, the original length of
+a scaled rotary embedding), the family is read twice: with that length beyond every prompt, and with one that most
+prompts cross. The prompts have 3 to 41 random tokens. Rows and last logits are read in batches padded left, in batches
+padded right, and one prompt at a time. The reference is each prompt alone, in float64 where the family can, without
+mask or position ids: rows of eager attention, logits of the attention that the family has by default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedModel
+
+from attnbalance.data.facts import Fact
+from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import Encoding, encode
+from attnbalance.errors import AttnBalanceError, ModelError
+from attnbalance.families.tiny_models import VOCABULARY, build, families, has_threshold
+from attnbalance.models.forward import attention_maps, forward_rows
+from attnbalance.models.hooked import HookedModel
+from attnbalance.models.load import load_model
+
+EXACT, FALLBACK, REFUSED, WRONG, NOT_BUILT = OUTCOMES = ("exact", "fallback", "refused", "WRONG", "not built")
+"""What may come of a family."""
+
+TOLERANCE = 1e-4
+"""Largest difference allowed in a probability, and in a logit relative to the largest one: float32 kernels sum in
+another order (1e-6 here, 1e-5 where scores are large); a wrong mask, scale or position shows as 1e-2 to 1."""
+
+LENGTHS = (41, 3, 29, 17, 5, 23, 11, 35)
+
+
+def _prompts() -> list[Prompt]:
+    """Prompts of random words, each one token of `_word_tokenizer`."""
+    generator = torch.Generator().manual_seed(1)
+    drawn = [torch.randint(2, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
+    texts = [" ".join(f"w{i}" for i in ids) for ids in drawn]
+    fact = Fact("w", "r", ("w2",))
+    return [Prompt(text, {"subject": (0, text.index(" "))}, str(i), fact) for i, text in enumerate(texts)]
+
+
+def _word_tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A tokenizer of the words w0, w1, ...: each is the token of its number."""
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w0"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", pad_token="w1")  # noqa: S106
+
+
+_ByPrompt = dict[int, tuple[torch.Tensor, torch.Tensor]]
+"""Rows [layer, head, position] and last logits of each prompt."""
+
+
+def _reference(model: PreTrainedModel, encodings: list[Encoding]) -> _ByPrompt:
+    """Rows of eager attention on each prompt alone, and logits of the attention that the family has by default."""
+    ids = [torch.tensor([encoding.ids]) for encoding in encodings]
+    own = [model(input_ids=prompt, use_cache=False).logits[0, -1] for prompt in ids]
+    with contextlib.suppress(ValueError, KeyError):  # outside the interface, where the line below is enough
+        model.set_attn_implementation("eager")
+    model.config._attn_implementation = "eager"
+    read = {}
+    for i, prompt in enumerate(ids):
+        maps, _ = attention_maps(model(input_ids=prompt, output_attentions=True, use_cache=False))
+        read[i] = (torch.stack([layer[0, :, -1] for layer in maps]), own[i])
+    return read
+
+
+def _read(model: HookedModel, encodings: list[Encoding], batch_size: int, side: str) -> _ByPrompt:
+    """What the package reads, in batches as it makes them: rows of a pass that ends early, and of a whole one."""
+    readings: _ByPrompt = {}
+    for indices, batch in model.batches(encodings, batch_size, padding_side=side):
+        rows, logits = forward_rows(model.model, batch, model.kernel)
+        both = torch.stack([model.rows(batch), rows], dim=1)
+        for row, i in enumerate(indices):
+            at = logits[row, -1] if logits.shape[1] == 1 else logits[row, int(batch.query_index[row])]
+            whole = logits.shape[1] > 1 or int(batch.query_index[row]) == batch.input_ids.shape[1] - 1
+            readings[i] = (both[row][..., batch.attention_mask[row] != 0], at if whole else torch.empty(0))
+    return readings
+
+
+def _difference(ours: _ByPrompt, expected: _ByPrompt) -> tuple[float, float]:
+    """The largest difference of a probability, and of a logit relative to the largest one; NaN if there is one."""
+    rows = torch.stack([(ours[i][0] - expected[i][0]).abs().max() for i in expected])
+    relative = [
+        (ours[i][1] - expected[i][1]).abs().max() / (1 + expected[i][1].abs().max())
+        for i in expected
+        if len(ours[i][1])
+    ]
+    return float(rows.max()), float(torch.stack(relative).max())
+
+
+def _best_reference(model: PreTrainedModel, encodings: list[Encoding]) -> tuple[_ByPrompt, float]:
+    """The reference in float64, and the largest difference allowed: twice that of the reference in float32, or more.
+
+    Families that compute in float32 whatever their weights are have that one alone.
+    """
+    single = _reference(copy.deepcopy(model), encodings)
+    try:
+        double = _reference(copy.deepcopy(model).double(), encodings)
+    except RuntimeError:
+        return single, TOLERANCE
+    return double, max(TOLERANCE, 2 * max(_difference(single, double)))
+
+
+@dataclass(frozen=True)
+class FamilyOutcome:
+    """What came of one family with one configuration.
+
+    Attributes:
+        family: The model type.
+        crossed: Whether most prompts cross a length from which the family's attention changes.
+        kind: One of `OUTCOMES`. "exact": rows read beside the model's own kernel, and logits, are those of the
+            reference. "fallback": read through eager attention, and equal to the reference. "refused": `load_model` or
+            the reading raises a `ModelError`. "WRONG": anything else. "not built": it cannot be built tiny from a
+            configuration, or does not run alone, so that there is nothing to compare with.
+        detail: The largest difference of a probability from the reference, or what was said or went wrong.
+    """
+
+    family: str
+    crossed: bool
+    kind: str
+    detail: str
+
+
+def check_families(names: Sequence[str] = ()) -> Iterator[FamilyOutcome]:
+    """Read each family and compare it with its own eager attention; takes one to five seconds for each.
+
+    >>> from attnbalance import check_families
+    >>> [(outcome.family, outcome.kind) for outcome in check_families(["gpt2", "llama"])]
+    [('gpt2', 'exact'), ('llama', 'exact')]
+
+    names: model types, such as "llama"; by default every family of the transformers that is installed.
+
+    Raises `ModelError` for a name that is no causal language model's.
+    """
+    known = families()
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, 3)
+            raise ModelError(
+                f"{name!r} is no model type of a causal language model of transformers {transformers.__version__}"
+                + (f"; did you mean {', '.join(near)}?" if near else "")
+            )
+    return (
+        check_family(name, crossed)
+        for name in names or known
+        for crossed in ((False, True) if has_threshold(name) else (False,))
+    )
+
+
+@torch.no_grad()
+def check_family(name: str, crossed: bool) -> FamilyOutcome:
+    """What comes of one family; for `crossed` see `FamilyOutcome`."""
+    with _quiet():
+        try:
+            model = build(name, crossed)
+            oracle = copy.deepcopy(model)
+        except Exception as error:  # whatever a family's own code raises for these dimensions
+            return FamilyOutcome(name, crossed, NOT_BUILT, f"{type(error).__name__}: {error}")
+        try:
+            tokenizer = _word_tokenizer()
+            encodings = encode(_prompts(), tokenizer)
+            hooked = load_model(model, tokenizer=tokenizer)
+            modes = {f"padded {side}": _read(hooked, encodings, 4, side) for side in ("left", "right")}
+            modes["alone"] = _read(hooked, encodings, 1, "left")
+        except AttnBalanceError as error:
+            return FamilyOutcome(name, crossed, REFUSED, str(error))
+        expected, tolerance = _best_reference(oracle, encodings)
+    off = {mode: _difference(readings, expected) for mode, readings in modes.items()}
+    wrong = {mode: both for mode, both in off.items() if not all(value <= tolerance for value in both)}  # NaN too
+    if wrong:
+        detail = ", ".join(
+            f"{mode} {rows:.1e} in rows, {logits:.1e} in logits" for mode, (rows, logits) in wrong.items()
+        )
+        return FamilyOutcome(name, crossed, WRONG, f"{hooked.kernel}: {detail}")
+    kind = EXACT if hooked.kernel == "sdpa" else FALLBACK
+    return FamilyOutcome(name, crossed, kind, f"{max(rows for rows, _ in off.values()):.0e}")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings and notices of models that nobody uses."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
