@@ -152,11 +152,13 @@ def check_families(names: Sequence[str] = ()) -> Iterator[FamilyOutcome]:
                 f"{name!r} is no model type of a causal language model of transformers {transformers.__version__}"
                 + (f"; did you mean {', '.join(near)}?" if near else "")
             )
-    return (
-        check_family(name, crossed)
-        for name in names or known
-        for crossed in ((False, True) if has_threshold(name) else (False,))
-    )
+    return (check_family(name, crossed) for name in names or known for crossed in _lengths(name))
+
+
+def _lengths(name: str) -> tuple[bool, ...]:
+    """Whether a family is read within, or also beyond, the lengths that its configuration names."""
+    with _quiet():
+        return (False, True) if has_threshold(name) else (False,)
 
 
 @torch.no_grad()
