@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,7 +16,11 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
 from attnbalance.models.hooked import HookedModel
+from attnbalance.models.pattern_rows import pattern_reader
 from attnbalance.readings.reading import Reading, concatenate
+
+if TYPE_CHECKING:
+    from transformer_lens.model_bridge import TransformerBridge
 
 REDUCTIONS = ("max", "max-of-mean", "sum")
 
@@ -63,20 +68,22 @@ class AttentionRows:
 
 
 @torch.no_grad()
-@expects(model=HookedModel, prompts=[Prompt])
+@expects(prompts=[Prompt])
 def read_attention(
-    model: HookedModel, prompts: Sequence[Prompt], *, batch_size: int = 32, progress: bool = False
+    model: HookedModel | TransformerBridge, prompts: Sequence[Prompt], *, batch_size: int = 32, progress: bool = False
 ) -> AttentionRows:
     """The attention row of every prompt's last token in every layer and head, in the order of the prompts.
 
+    A TransformerBridge (of TransformerLens) is read through its own attention patterns, with the hooks that are on it.
     Holds the rows of all prompts: prompts x layers x heads x longest prompt x 4 bytes. `read_subject_attention` holds
     one batch at a time. Raises `BadRowsError` for prompts that cannot be tokenized or are longer than the model's
     positions, `DataError` for no prompts.
     """
+    model, rows = (model, model.rows) if isinstance(model, HookedModel) else pattern_reader(model)
     encodings = PromptSet.of(prompts, model.tokenizer).encodings
     pieces, order = [], []
     for indices, batch in model.batches(encodings, batch_size, bar="attention" if progress else None):
-        pieces.append(batch.unpadded(model.rows(batch)))
+        pieces.append(batch.unpadded(rows(batch)))
         order.append(indices)
     return AttentionRows(
         in_order(pieces, order),
