@@ -9,6 +9,7 @@ from attnbalance.comparison.page import accuracy, making
 from attnbalance.explanation.conclusions import Explanation
 from attnbalance.explanation.figures import draw_causes, draw_steering
 from attnbalance.explanation.sentences import (
+    cause_sentence,
     count_of,
     group_name,
     headline,
@@ -74,6 +75,7 @@ def _causes(explanation: Explanation) -> dict[str, object]:
     """What caused the change, and where it shows."""
     return {
         "causes": svg(draw_causes(explanation), "Change of the margin by cause"),
+        "cause_sentence": cause_sentence(explanation),
         "names": {key: name for key, name in NAMES.items() if key in explanation.groups["all"].causes},
         "groups": {group_name(name): change for name, change in explanation.groups.items()},
         "edges": explanation.edges,

@@ -14,7 +14,7 @@ SETTINGS = 5
 
 
 def headline(explanation: Explanation) -> str:
-    """The answer: how many facts are lost, which weights caused the change of the margin, and what brings facts back.
+    """The answer in brief: how many facts are lost, which weights caused the change of the margin, what brings facts back.
 
     Causes are given shares only if the change's interval excludes zero. The change is that of the most popular fifth,
     or of all questions if popularity is unknown. What is left out where rows cannot be edited ends the answer.
@@ -29,7 +29,7 @@ def headline(explanation: Explanation) -> str:
         f"{after} gets {lost:,} of {n} wrong that {before} gets right, and {gained:,} right that {before} gets wrong "
         f"({rates[0]} right before, {rates[1]} after{unsure})."
     )
-    text = f"{counts} {cause_sentence(explanation)} {rescue_sentence(explanation, after, brief=True)}"
+    text = f"{counts} {cause_sentence(explanation, brief=True)} {rescue_sentence(explanation, after, brief=True)}"
     missing = left_out(explanation)
     return f"{text} {missing}" if missing else text
 
@@ -46,14 +46,14 @@ def left_out(explanation: Explanation) -> str | None:
     )
 
 
-def cause_sentence(explanation: Explanation) -> str:
+def cause_sentence(explanation: Explanation, *, brief: bool = False) -> str:
     """Which weights caused the change of the right answer's margin; see `headline`.
 
-    If that change is not sure, the sentence says so, and the change of all questions, or else of those lost, follows if
+    `brief` leaves out the share of embeddings, norms and configuration, and what attention rows carry. If that change is not sure, the sentence says so, and the change of all questions, or else of those lost, follows if
     it is sure. That of all questions also follows if it surely has the other sign. Settings that differ between the two
     configurations are named at the end.
     """
-    return _change(explanation) + _settings(explanation)
+    return _change(explanation, brief) + _settings(explanation)
 
 
 def _settings(explanation: Explanation) -> str:
@@ -74,30 +74,35 @@ def headline_group(explanation: Explanation) -> str:
     return "fifth 1" if "fifth 1" in groups and not math.isnan(groups["fifth 1"].total.low) else "all"
 
 
-def _change(explanation: Explanation) -> str:
+def _change(explanation: Explanation, brief: bool) -> str:
     groups, name = explanation.groups, headline_group(explanation)
     total, overall, where = groups[name].total, groups["all"].total, group_name(name)
     if total.excludes_zero:
-        text, opposite = _causes(groups[name], where), overall.excludes_zero and overall.mean * total.mean < 0
-        return f"{text} {_causes(groups['all'], group_name('all'))}" if opposite else text
+        text, opposite = _causes(groups[name], where, brief), overall.excludes_zero and overall.mean * total.mean < 0
+        return f"{text} {_causes(groups['all'], group_name('all'), brief)}" if opposite else text
     if math.isnan(total.low):
         return f"The right answer's margin changes by {total.mean:+.2f} nats on {where} ({wording.FEW}: no interval)."
     text = f"On {where} the right answer's margin does not change measurably ({wording.nats(total)} nats)."
     sure = [name for name in ("all", "lost") if name in groups and groups[name].total.excludes_zero]
-    return f"{text} {_causes(groups[sure[0]], group_name(sure[0]))}" if sure else text
+    return f"{text} {_causes(groups[sure[0]], group_name(sure[0]), brief)}" if sure else text
 
 
-def _causes(change: ChangeByCause, where: str) -> str:
+def _causes(change: ChangeByCause, where: str, brief: bool) -> str:
     direction = "falls" if change.total.mean < 0 else "rises"
     low, high = sorted((abs(change.total.low), abs(change.total.high)))
     shares = {cause: wording.percent_share(share) for cause, share in change.shares.items()}
+    text = (
+        f"On {where} the right answer's margin {direction} by {abs(change.total.mean):.2f} "
+        f"[{low:.2f}, {high:.2f}] nats, {verdict(change)}"
+    )
+    if brief:
+        return f"{text} (QK {shares['qk']}, OV and MLPs {shares['ov+mlp']})."
     rows = ""
     if "rows" in shares:
         rows = f" The attention rows of the last token carry {shares['rows']} of it, whichever weights changed them."
     return (
-        f"On {where} the right answer's margin {direction} by {abs(change.total.mean):.2f} "
-        f"[{low:.2f}, {high:.2f}] nats, {verdict(change)}: QK (W_Q, W_K) causes {shares['qk']} of that, OV and MLPs "
-        f"(W_V, W_O, MLPs) {shares['ov+mlp']}, and embeddings, norms and configuration {shares['rest']}.{rows}"
+        f"{text}: QK (W_Q, W_K) causes {shares['qk']} of that, OV and MLPs (W_V, W_O, MLPs) {shares['ov+mlp']}, and "
+        f"embeddings, norms and configuration {shares['rest']}.{rows}"
     )
 
 
@@ -123,9 +128,10 @@ def rescue_sentence(explanation: Explanation, label: str, *, brief: bool = False
     boosted, control = explanation.check(label, "boost"), explanation.check(label, "control")
     if boosted and control and boosted.rescue.over_control:
         p = boosted.rescue.over_control.p_value
+        test = "" if brief else f"; exact McNemar p = {p:.2g}"
         parts.append(
             f"{_share(boosted.rescue.rescued)} with attention to the subject raised x{STRENGTH:g} "
-            f"({_share(control.rescue.rescued)} with attention to as many other tokens; exact McNemar p = {p:.2g})"
+            f"({_share(control.rescue.rescued)} with attention to as many other tokens{test})"
         )
     rows = explanation.check(label, "rows", None)
     if rows and not brief:
@@ -137,7 +143,8 @@ def rescue_sentence(explanation: Explanation, label: str, *, brief: bool = False
     ]
     if not parts:
         return "No check could be made."
-    return f"Of the {lost:,} that {label} gets wrong and {other} right, these come back: {wording.listed(parts)}."
+    those = f"Of the {lost:,} lost" if brief else f"Of the {lost:,} that {label} gets wrong and {other} right"
+    return f"{those}, these come back: {wording.listed(parts)}."
 
 
 def hidden_sentence(explanation: Explanation, label: str) -> str:

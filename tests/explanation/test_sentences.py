@@ -20,10 +20,21 @@ def test_the_headline_counts_what_is_lost_and_names_the_cause_and_what_comes_bac
         "(50.0% right before, 30.0% after"
     )
     assert "On the most popular fifth the right answer's margin falls by 2.5" in text
-    assert "mostly because of QK, the weights that direct attention: QK (W_Q, W_K) causes 80% [" in text
-    assert "Of the 12 that new gets wrong and old right, these come back: 50.0% [" in text
-    assert "exact McNemar p = 0.031" in text  # 2 / 2 ** 6: six return under the boost, none under the control
+    assert "mostly because of QK, the weights that direct attention (QK 80% [" in text
+    assert "Of the 12 lost, these come back: 50.0% [" in text
     assert "100.0% [75.8, 100.0] with old's W_Q and W_K" in text  # Wilson: 1 / (1 + 1.96^2 / 12) = 0.758
+    assert len(text) < 600
+    assert text.count(". ") == 2  # three sentences
+
+
+def test_the_whole_sentences_give_every_share_and_the_test():
+    explanation = an_explanation(a_change(-2.0, -0.5))
+    causes = cause_sentence(explanation)
+    assert "the weights that direct attention: QK (W_Q, W_K) causes 80% [" in causes
+    assert "and embeddings, norms and configuration 0% [" in causes
+    rescues = rescue_sentence(explanation, "new")
+    assert rescues.startswith("Of the 12 that new gets wrong and old right, these come back: 50.0% [")
+    assert "exact McNemar p = 0.031" in rescues  # 2 / 2 ** 6: six return under the boost, none under the control
 
 
 def test_settings_that_differ_are_named_with_both_values():
@@ -97,7 +108,7 @@ def test_chance_is_all_where_no_relation_has_more_candidates():
 
 def test_what_rows_carry_follows_the_causes_and_is_left_out_where_rows_cannot_be_edited():
     change = a_change(-2.0, -0.5)
-    assert "The attention rows of the last token carry 40% [" in headline(an_explanation(change))  # 1 of 2.5
+    assert "The attention rows of the last token carry 40% [" in cause_sentence(an_explanation(change))  # 1 of 2.5
     assert "attention rows of the last" not in cause_sentence(an_explanation(replace(change, rows=None)))
 
 
