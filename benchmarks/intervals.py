@@ -124,7 +124,7 @@ def print_means(populations: Sequence[Population], trials: int) -> None:
 
 
 def print_shares(trials: int) -> None:
-    """Shares, with 1 prompt a subject and with 4 that go together (correlation .3); gains, with 1 and with 5 (.9)."""
+    """Shares, with 1 prompt a subject, 4 that go together (correlation .3), 10 or 1 (.9); gains, with 1 and 5 (.9)."""
     print("\nshares and gains                   subjects  covered")
     for prompts in (1, 4):
         for truth in (0.02, 0.1, 0.5):
@@ -136,6 +136,18 @@ def print_shares(trials: int) -> None:
                     hits = rng.random((prompts, subjects)).T.ravel() < np.repeat(rate, prompts if prompts > 1 else 1)
                     held.append(not misses([share_interval(hits.tolist(), of)], np.array([truth]))[0])
                 print(f"{f'share {truth:g}, {prompts} a subject':34} {subjects:8} {np.mean(held):8.3f}", flush=True)
+    for truth in (0.05, 0.3):
+        for subjects in SUBJECTS[1:]:  # 5 are two large ones and three small, which have no interval
+            rng, held, of = (
+                np.random.default_rng(subjects),
+                [],
+                np.repeat(np.arange(subjects), [10, 1] * (subjects // 2)),
+            )
+            for _ in range(trials):
+                alike = (rng.random(subjects) < truth)[of]
+                hits = np.where(rng.random(len(of)) < 0.9, alike, rng.random(len(of)) < truth)
+                held.append(not misses([share_interval(hits.tolist(), [str(i) for i in of])], np.array([truth]))[0])
+            print(f"{f'share {truth:g}, 10 or 1 a subject':34} {subjects:8} {np.mean(held):8.3f}", flush=True)
     for won, lost in ((0.02, 0.0), (0.1, 0.02), (0.3, 0.05), (0.3, 0.3)):
         for subjects in SUBJECTS:
             rng, held = np.random.default_rng(subjects), []

@@ -14,7 +14,7 @@ SETTINGS = 5
 
 
 def headline(explanation: Explanation) -> str:
-    """The answer in brief: how many facts are lost, which weights caused the change of the margin, what brings facts back.
+    """The answer in brief: how many facts are lost, which weights moved the margin, and what brings facts back.
 
     Causes are given shares only if the change's interval excludes zero. The change is that of the most popular fifth,
     or of all questions if popularity is unknown. What is left out where rows cannot be edited ends the answer.
@@ -49,8 +49,9 @@ def left_out(explanation: Explanation) -> str | None:
 def cause_sentence(explanation: Explanation, *, brief: bool = False) -> str:
     """Which weights caused the change of the right answer's margin; see `headline`.
 
-    `brief` leaves out the share of embeddings, norms and configuration, and what attention rows carry. If that change is not sure, the sentence says so, and the change of all questions, or else of those lost, follows if
-    it is sure. That of all questions also follows if it surely has the other sign. Settings that differ between the two
+    `brief` leaves out the share of embeddings, norms and configuration, and what attention rows carry. If that change
+    is not sure, the sentence says so, and the change of all questions, or else of those lost, follows if it is sure.
+    That of all questions also follows if it surely has the other sign. Settings that differ between the two
     configurations are named at the end.
     """
     return _change(explanation, brief) + _settings(explanation)

@@ -74,17 +74,27 @@ def check_table(table: Array, total: Array, clusters: Sequence[str]) -> None:
         )
 
 
+def effective_number(sizes: npt.ArrayLike) -> float:
+    """The number of equal clusters that tell as much as these: (sum of sizes)^2 / sum of squared sizes.
+
+    Of Kish (1965, "Survey sampling"), for clusters whose prompts all agree.
+
+    >>> effective_number([2, 2, 2]), effective_number([10, 1, 1])
+    (3.0, 1.411764705882353)
+    """
+    size = np.asarray(sizes, dtype=float)
+    return float(size.sum() ** 2 / np.square(size).sum())
+
+
 def are_enough(sizes: npt.ArrayLike) -> bool:
     """Whether clusters with these numbers of prompts allow an interval: `MIN_CLUSTERS`, and none outweighs the rest.
 
-    Their effective number, (sum of sizes)^2 / sum of squared sizes (Kish 1965, "Survey sampling"), must exceed
-    `MIN_EFFECTIVE`. It does not if one cluster holds half of everything.
+    Their `effective_number` must exceed `MIN_EFFECTIVE`. It does not if one cluster holds half of everything.
 
     >>> are_enough([1, 1, 1, 1, 1]), are_enough([20] + [1] * 20)
     (True, False)
     """
-    size = np.asarray(sizes, dtype=float)
-    return len(size) >= MIN_CLUSTERS and bool(size.sum() ** 2 / np.square(size).sum() > MIN_EFFECTIVE)
+    return np.size(sizes) >= MIN_CLUSTERS and effective_number(sizes) > MIN_EFFECTIVE
 
 
 def bootstrap_ends(ratios: Ratios, *, simultaneous: bool, seed: int) -> tuple[Array, Array]:
