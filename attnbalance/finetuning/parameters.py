@@ -144,8 +144,9 @@ def parse_parts(text: str) -> tuple[Part, ...]:
     Where: layers "4", ranges of layers "4-7" (both ends included), heads "3.1" (layer 3, head 1), ranges of heads
     "3.1-4", several joined by commas: "qk@4-7", "q@3.1,3.4", "qk+mlp@0-3" (qk everywhere, mlp in four layers). Heads
     are query heads; the keys and values of a head are those of its group, which other heads may share. The rest of a
-    layer's attention (norms of queries and keys, the bias of o, sinks) belongs to no head. Raises `DataError` for any
-    other text.
+    layer's attention (norms of queries and keys, the bias of o, sinks) belongs to no head. Where such a norm spans all
+    heads (OLMo 2, OLMoE, MiniMax-M2), training q or k of one head changes the rows of the others too. Raises
+    `DataError` for any other text.
 
     >>> parse_parts("qk@4-7")
     (Part(name='qk', regions=(Region(layers=range(4, 8), heads=None),)),)

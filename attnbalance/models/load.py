@@ -147,6 +147,8 @@ def _check_unused(model: Module, name: str) -> None:
     remedy = "pass the path of the model"
     if hasattr(model, "peft_config"):
         what = "has adapters"
+    elif any(parameter.is_meta for parameter in model.parameters()):
+        what, remedy = "is not wholly in memory (offloaded)", "load it on one device"
     elif base_of(model) in READ:
         what, remedy = "is already read", f"{remedy}, or a copy (copy.deepcopy)"
     else:

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import GenerationConfig
 
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import read_json
@@ -99,7 +100,7 @@ def swap_weights(model: HookedModel, weights: Weights, path: str, trust_remote_c
 
     A tensor is converted as on loading: each value is rounded to the dtype that it has in the loaded model. Raises
     `ModelError` for a checkpoint that is incomplete or differs in settings, or in the names, shapes or dtypes of its
-    weights, and for weights that are not finite.
+    weights, and for weights that are not finite. The settings of generation become the checkpoint's.
     """
     new = open_weights(path, trust_remote_code)
     compare_weights(weights, new, path, model.name)
@@ -108,7 +109,17 @@ def swap_weights(model: HookedModel, weights: Weights, path: str, trust_remote_c
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 own[name].copy_(opened.get_tensor(name))
-    check_weights(base_of(model.model), path)
+    base = base_of(model.model)
+    check_weights(base, path)
+    base.generation_config = generation_settings(path, trust_remote_code)
+
+
+def generation_settings(path: str, trust_remote_code: bool) -> GenerationConfig:
+    """A checkpoint's own settings of generation, such as the tokens that end an answer, as transformers loads them."""
+    try:
+        return GenerationConfig.from_pretrained(path)
+    except OSError:  # it has no generation_config.json, or a damaged one
+        return GenerationConfig.from_model_config(load_config(path, trust_remote_code))
 
 
 def _tensors(model: HookedModel) -> dict[str, Tensor]:

@@ -126,8 +126,11 @@ def differ_outside_weights(a: PreTrainedModel, b: PreTrainedModel) -> bool:
 def check_shapes(a: HookedModel, b: HookedModel) -> None:
     """Raise `ModelError` unless two models are of one class, with the same heads and the same parameters.
 
-    Adapters are merged; parameters must have the same names and shapes.
+    Adapters are merged; parameters must have the same names and shapes, and be in memory.
     """
+    for model in (a, b):
+        if any(parameter.is_meta for parameter in model.model.parameters()):
+            raise ModelError(f"{model.name} is not wholly in memory (offloaded); load it on one device")
     difference = _difference_of_shapes(merged_base(a), merged_base(b))
     if difference:
         raise ModelError(

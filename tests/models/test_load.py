@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from accelerate import cpu_offload
 from tiny import FACTS, GPT2, SIZES, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import load_model, read_attention
@@ -236,6 +237,13 @@ def test_an_adapter_is_not_put_into_an_object_that_is_read_already(adapter: Path
     assert load_model(copy.deepcopy(plain.model), tokenizer=tiny_tokenizer(), adapter=adapter)
     with pytest.raises(ModelError, match="adapters were put into this LlamaForCausalLM object: pass the PeftModel"):
         load_model(first.model.get_base_model(), tokenizer=tiny_tokenizer())
+
+
+def test_an_adapter_is_not_put_into_an_object_that_is_offloaded(adapter: Path) -> None:
+    model = tiny_model("llama")
+    cpu_offload(model, torch.device("cpu"))
+    with pytest.raises(ModelError, match=r"is not wholly in memory \(offloaded\), and an adapter .*; load it on one"):
+        load_model(model, tokenizer=tiny_tokenizer(), adapter=adapter)
 
 
 @pytest.mark.filterwarnings("ignore:.*is outside")

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny import tiny_model, tiny_prompts, tiny_tokenizer
+from tiny import argmax_loop, tiny_model, tiny_prompts, tiny_tokenizer
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from attnbalance import HookedModel, load_model, read_attention, recall
+from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
 from attnbalance.models.fingerprint import fingerprint
 from attnbalance.models.forward import base_of
@@ -167,6 +169,23 @@ def test_full_checkpoints_are_read_as_by_themselves(full: list[Path], tmp_path: 
         seen.append(read(model)[0])
     assert not torch.equal(seen[0], seen[1])
     assert torch.equal(seen[0], seen[4])
+
+
+def test_each_checkpoint_ends_its_answers_at_its_own_tokens(full: list[Path], tmp_path: Path) -> None:
+    """Three checkpoints with the same weights; the first stops at two tokens, the second at one, the third at none."""
+    paths = [Path(shutil.copytree(full[0], tmp_path / str(i))) for i in range(3)]
+    encodings = encode(tiny_prompts(), tiny_tokenizer("bos"))[:2]
+    model = AutoModelForCausalLM.from_pretrained(full[0])
+    common = [argmax_loop(model, encoding.ids, 4, None)[2] for encoding in encodings]  # each is in one answer
+    (paths[0] / "generation_config.json").write_text(json.dumps({"eos_token_id": common}))
+    (paths[1] / "generation_config.json").write_text(json.dumps({"eos_token_id": common[0]}))
+    (paths[2] / "generation_config.json").unlink()
+    outputs = list[tuple[str, ...]]()
+    for path, model in zip(paths, load_checkpoints([(str(path), None) for path in paths]), strict=True):
+        answers = [recall(each, tiny_prompts(), max_new_tokens=8, batch_size=9) for each in (model, load_model(path))]
+        assert answers[0] == answers[1]
+        outputs.append(answers[0].outputs)
+    assert len(set(outputs)) == 3
 
 
 def test_the_self_check_runs_once_for_full_checkpoints(full: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

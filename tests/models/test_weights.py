@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from accelerate import cpu_offload
 from layouts import IDS, KINDS, logits_of, with_noise
 from peft import LoraConfig
 from tiny import GROUPED, SINKS, eager, tiny_config, tiny_model, tiny_tokenizer
@@ -235,6 +236,10 @@ def test_what_cannot_be_exchanged_is_named() -> None:
     ):
         with pytest.raises(ModelError, match=rf"models of different shapes \(first: {name}\)"):
             transplant_weights(model, hooked("llama", **changes), PARTS)
+    offloaded = uneven("llama")
+    cpu_offload(offloaded, torch.device("cpu"))
+    with pytest.raises(ModelError, match=r"is not wholly in memory \(offloaded\); load it on one device"):
+        transplant_weights(model, load_model(offloaded, tokenizer=tiny_tokenizer()), PARTS)
 
 
 UNKNOWN: tuple[PretrainedConfig, ...] = (
