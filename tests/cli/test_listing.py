@@ -69,7 +69,7 @@ def test_families_are_listed_with_what_came_of_them(monkeypatch: pytest.MonkeyPa
     lines = text.splitlines()
     assert [line.split()[:2] for line in lines[:3]] == [["gpt2", "exact"], ["mistral", "exact"], ["mistral", "crossed"]]
     assert lines[3:] == ["lengths beyond the prompts: 2 exact", "lengths crossed by most prompts: 1 exact"]
-    assert run_command("families", "lama")[0] == 2
+    assert run_command("families", "llamma")[0] == 2
     wrong = FamilyOutcome("gpt2", False, "WRONG", "rows are off")
     monkeypatch.setattr(check_families, "check_family", lambda name, crossed: wrong)
     code, text = run_command("families", "gpt2")

@@ -84,8 +84,8 @@ def test_a_family_with_a_length_is_checked_within_and_beyond_it(monkeypatch: pyt
 
 
 def test_an_unknown_name_is_refused_with_those_like_it() -> None:
-    with pytest.raises(ModelError, match=r"'lama' is no model type .* did you mean .*llama"):
-        check_families(["lama"])
+    with pytest.raises(ModelError, match=r"'llamma' is no model type .* did you mean .*llama"):
+        check_families(["llamma"])
 
 
 def test_warnings_and_notices_are_as_before_the_check() -> None:

@@ -17,7 +17,7 @@ from tiny import GROUPED, SINKS, eager, tiny_config, tiny_model, tiny_tokenizer
 from torch import Tensor
 from torch.nn import Module
 from transformers import PretrainedConfig
-from uneven import hooked
+from uneven import hooked, uneven
 
 from attnbalance import Fact, HookedModel, load_model
 from attnbalance.data.prompts import make_prompts
