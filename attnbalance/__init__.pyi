@@ -76,6 +76,7 @@ from .readings.answer_tokens import AnswerTokens as AnswerTokens
 from .readings.answer_tokens import make_answer_tokens as make_answer_tokens
 from .readings.attention import AttentionRows as AttentionRows
 from .readings.attention import read_attention as read_attention
+from .readings.attention import read_attention_by_part as read_attention_by_part
 from .readings.change import Change as Change
 from .readings.change import read_change as read_change
 from .readings.curves import Curve as Curve
@@ -116,6 +117,7 @@ from .readings.salience import (
 )
 from .readings.steering import rescue as rescue
 from .readings.steering import steer_attention as steer_attention
+from .readings.value_weighted import read_value_weighted_attention as read_value_weighted_attention
 from .report.fact_table import describe_facts as describe_facts
 from .report.figures import draw_curves as draw_curves
 from .report.figures import draw_head_map as draw_head_map

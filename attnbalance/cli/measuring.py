@@ -13,6 +13,7 @@ from attnbalance.cli.options import (
     Device,
     Dtype,
     Facts,
+    FurtherReadings,
     Limit,
     Models,
     Out,
@@ -44,6 +45,7 @@ def curve(
     scoring: Scoring = "whole-words",
     skip_bad: SkipBad = False,
     reduce: Reduce = "max",
+    readings: FurtherReadings = None,
     chat: Chat = False,
     tokenizer: Tokenizer = None,
     dtype: Dtype = None,
@@ -70,8 +72,11 @@ def curve(
     settings = MeasureSettings(
         template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
     )
+    further, command, progress = as_names(readings) or (), command_line(), show_progress()
     with noting_reuse(out):
-        answer = run(specs, chosen, settings, out, skip_bad=skip_bad, command=command_line(), progress=show_progress())
+        answer = run(
+            specs, chosen, settings, out, readings=further, skip_bad=skip_bad, command=command, progress=progress
+        )
     say(answer, out)
 
 
@@ -97,6 +102,7 @@ def trajectory(
     scoring: Scoring = "whole-words",
     skip_bad: SkipBad = False,
     reduce: Reduce = "max",
+    readings: FurtherReadings = None,
     chat: Chat = False,
     tokenizer: Tokenizer = None,
     dtype: Dtype = None,
@@ -119,13 +125,15 @@ def trajectory(
 
     if reduce not in REDUCTIONS:
         raise DataError(f"--reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-    chosen, progress = load_facts(facts, as_names(relations), limit, seed), show_progress()
+    chosen, bars = load_facts(facts, as_names(relations), limit, seed), show_progress()
     settings = MeasureSettings(
         template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
     )
-    command = command_line()
+    further, command = as_names(readings) or (), command_line()
     with noting_reuse(out):
-        answer = run(where, chosen, settings, out, base=base, skip_bad=skip_bad, command=command, progress=progress)
+        answer = run(
+            where, chosen, settings, out, base=base, readings=further, skip_bad=skip_bad, command=command, progress=bars
+        )
     say(answer, out)
 
 

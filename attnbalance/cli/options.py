@@ -37,6 +37,14 @@ Facts = Annotated[
     ),
 ]
 Reduce = Annotated[str, typer.Option(metavar="max|max-of-mean|sum", help="How a subject's tokens are put together.")]
+FurtherReadings = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B",
+        help="What to measure besides subject attention: 'subject share', 'relation share', 'context share', 'first "
+        "token share', 'rest share', 'attention entropy', 'value-weighted subject attention'.",
+    ),
+]
 Relations = Annotated[str | None, typer.Option(metavar="A,B", help="Only the facts of these relations.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most N facts, drawn at random (seeded).")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Decides everything that is random.")]

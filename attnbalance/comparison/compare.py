@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.measure import READINGS, measure_all
+from attnbalance.comparison.measure import chosen_readings, measure_all
 from attnbalance.comparison.page import write_report
 from attnbalance.comparison.sentences import headline
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
@@ -28,6 +28,7 @@ def compare(
     settings: MeasureSettings,
     out: str | Path,
     *,
+    readings: Sequence[str] = (),
     skip_bad: bool = False,
     command: str = "",
     progress: bool = False,
@@ -42,6 +43,9 @@ def compare(
     facts: what to ask about.
     settings: how models are asked and read.
     out: the folder to write, all at once.
+    readings: what to measure besides subject attention: "subject share", "relation share", "context share", "first
+        token share", "rest share" (see `AttentionRows.share`), "attention entropy" (see `AttentionRows.entropy`),
+        "value-weighted subject attention" (see `read_value_weighted_attention`; it takes a float32 copy of each model).
     skip_bad: drop facts that cannot be asked, instead of raising.
     command: the command line that the report names.
     progress: show progress bars.
@@ -49,12 +53,13 @@ def compare(
     out = as_folder(out)
     if not specs:
         raise DataError("expected at least one LABEL=MODEL to measure, got none")
-    config = results_config(specs, facts, settings, skip_bad, list(READINGS))
+    titles = chosen_readings(readings)
+    config = results_config(specs, facts, settings, skip_bad, titles)
     results = ResultFolder(out, KIND, config, command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs, settings, skip_bad)
         with results.working() as work:
-            measured = measure_all(specs, prompts, settings, work, progress=progress)
+            measured = measure_all(specs, prompts, settings, work, progress=progress, readings=titles)
             pair = (specs[0].label, specs[1].label) if len(specs) > 1 else None
             dropped = {**facts.dropped, **dropped}
             comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)

@@ -17,11 +17,14 @@ from attnbalance.comparison.specs import MeasureSettings, ModelSpec, check_label
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.errors import DataError
+from attnbalance.models.bridge import bridge_of
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
-from attnbalance.readings.attention import read_attention, read_subject_attention
+from attnbalance.readings.attention import FIRST_TOKEN, REST, AttentionRows, read_attention, read_from_rows
 from attnbalance.readings.reading import Reading
 from attnbalance.readings.recall import recall
+from attnbalance.readings.value_weighted import value_weighted_rows
 
 EXAMPLES = 3
 """Prompts whose attention rows the report shows."""
@@ -29,24 +32,19 @@ EXAMPLES = 3
 
 @dataclass(frozen=True)
 class Measurement:
-    """A reading that every comparison holds.
+    """A reading of attention rows that a comparison can hold.
 
-    read: measures it on prompts; the arguments are model, prompts, settings, and whether to show progress.
+    read: makes it of rows, given the settings' `reduce`.
     verb, complement: what a model with more of it does, with "more", "less" or "most" between the two in sentences.
     about: what it is, in the words that follow "<title> is" in a report, given the settings' `reduce`.
+    weighted: whether it is of value-weighted rows, from a float32 copy of the model.
     """
 
-    read: Callable[[HookedModel, Sequence[Prompt], MeasureSettings, bool], Reading]
+    read: Callable[[AttentionRows, str], Reading]
     verb: str
     complement: str
     about: Callable[[str], str]
-
-
-def _read_subject_attention(
-    model: HookedModel, prompts: Sequence[Prompt], settings: MeasureSettings, progress: bool
-) -> Reading:
-    size = settings.batch_size
-    return read_subject_attention(model, prompts, reduce=settings.reduce, batch_size=size, progress=progress)
+    weighted: bool = False
 
 
 def _about_subject_attention(reduce: str) -> str:
@@ -62,10 +60,67 @@ def _about_subject_attention(reduce: str) -> str:
     )
 
 
+def _share(part: str, complement: str, tokens: str) -> Measurement:
+    """The share of attention on one part of the prompt (see `AttentionRows.share`), with its tokens in words."""
+    about = f"in each head the sum of the last token's attention probabilities on {tokens}, from 0 to 1."
+    return Measurement(lambda rows, reduce: rows.share(part), "attends", complement, lambda _: about)
+
+
+def _about_weighted(reduce: str) -> str:
+    reductions = {
+        "max": "in each head the longest of these vectors",
+        "max-of-mean": "in each layer the greatest length, averaged over heads, for any one token",
+        "sum": "in each head the sum of these vectors' lengths",
+    }
+    return (
+        "how much the last token takes from the subject's tokens: each attention probability times the length of the "
+        f"vector that the head writes for that token (Kobayashi et al. 2020); {reductions[reduce]}, in the units of "
+        "the model's residual stream."
+    )
+
+
+_ENTROPY = (
+    "how widely the last token's attention is spread in each head, in nats: 0 where one token has all of it, log n "
+    "where n tokens have the same. It grows with the number of tokens of the prompt."
+)
+
+SUBJECT_ATTENTION = "subject attention"
+
 READINGS: dict[str, Measurement] = {
-    "subject attention": Measurement(_read_subject_attention, "attends", "to the subject", _about_subject_attention),
+    SUBJECT_ATTENTION: Measurement(
+        lambda rows, reduce: rows.to("subject", reduce), "attends", "to the subject", _about_subject_attention
+    ),
+    "subject share": _share("subject", "to all of the subject", "all of the subject's tokens"),
+    "relation share": _share("relation", "to the relation", "the relation's tokens"),
+    "context share": _share("context", "to the context", "the context's tokens"),
+    "first token share": _share(
+        FIRST_TOKEN,
+        "to the first token",
+        "the prompt's first token (none if that belongs to the subject, relation or context)",
+    ),
+    "rest share": _share(
+        REST,
+        "to the rest of the prompt",
+        "all tokens but the first that belong to neither subject, relation nor context",
+    ),
+    "attention entropy": Measurement(
+        lambda rows, reduce: rows.entropy(), "has", "attention entropy", lambda _: _ENTROPY
+    ),
+    "value-weighted subject attention": Measurement(
+        lambda rows, reduce: rows.to("subject", reduce), "takes", "from the subject", _about_weighted, weighted=True
+    ),
 }
-"""The readings of a comparison by their title (`Reading.title`). Headlines are about the first one."""
+"""The readings that a comparison can hold, by their title (`Reading.title`)."""
+
+
+def chosen_readings(further: Sequence[str] = ()) -> tuple[str, ...]:
+    """The titles of a comparison's readings: subject attention, which headlines are about, and the further ones.
+
+    Raises `DataError` for a title that is not in `READINGS`.
+    """
+    if unknown := [title for title in further if title not in READINGS]:
+        raise DataError(f"readings must be among {', '.join(READINGS)}; got {unknown[0]!r}")
+    return tuple(dict.fromkeys((SUBJECT_ATTENTION, *further)))
 
 
 def reading_words(title: str) -> tuple[str, str]:
@@ -86,6 +141,7 @@ def measure_all(
     shortcuts: Mapping[str, Sequence[str]] | None = None,
     progress: bool = False,
     load: Callable[[Sequence[ModelSpec], MeasureSettings], Iterator[HookedModel]] = load_each,
+    readings: Sequence[str] = (SUBJECT_ATTENTION,),
 ) -> tuple[Measured, ...]:
     """Measure each model on the prompts.
 
@@ -98,16 +154,19 @@ def measure_all(
         the prompts' facts. `Measured.source` says which.
     progress: show progress bars.
     load: gives the models of specs in turn; each is used until the next is asked for.
+    readings: the titles of what is read of attention rows, all in one pass (see `chosen_readings`).
     """
     check_labels(specs)
     examples = random.Random(settings.seed).sample(range(len(prompts)), min(EXAMPLES, len(prompts)))  # noqa: S311
     given, origin = _shortcuts(specs, prompts, shortcuts)
-    keys = [_key(spec, prompts, settings, given) for spec in specs]
+    keys = [_key(spec, prompts, settings, given, readings) for spec in specs]
     results = [load_measured(work / f"measured-{index}", key) for index, key in enumerate(keys)]
     models = load([spec for spec, measured in zip(specs, results, strict=True) if measured is None], settings)
     for index, spec in enumerate(specs):
         if results[index] is None:
-            measured = _measure(next(models), spec, prompts, sorted(examples), settings, given, origin, progress)
+            measured = _measure(
+                next(models), spec, prompts, sorted(examples), settings, given, origin, progress, readings
+            )
             save_measured(measured, work / f"measured-{index}", keys[index])
             results[index] = measured
             gc.collect()
@@ -137,6 +196,7 @@ def _measure(
     shortcuts: Mapping[str, Sequence[str]],
     origin: str,
     progress: bool,
+    readings: Sequence[str],
 ) -> Measured:
     """Measure one model.
 
@@ -148,13 +208,14 @@ def _measure(
     shortcuts: each relation's shortcut answers.
     origin: which facts the shortcuts are from.
     progress: show progress bars.
+    readings: the titles of the readings.
     """
     prompts = PromptSet.of(prompts, model.tokenizer)
-    readings = tuple(entry.read(model, prompts, settings, progress) for entry in READINGS.values())
+    size = settings.batch_size
+    read = _read(model, prompts, settings, progress, readings)
     answers = None
     if settings.recall:
-        size, scoring = settings.batch_size, settings.scoring
-        answers = recall(model, prompts, shortcuts, scoring=scoring, batch_size=size, progress=progress)
+        answers = recall(model, prompts, shortcuts, scoring=settings.scoring, batch_size=size, progress=progress)
     source: dict[str, object] = {
         "model": spec.model,
         "adapter": spec.adapter,
@@ -166,7 +227,24 @@ def _measure(
         "shortcuts_from": origin if settings.recall else None,
         "made_by": dict(spec.run) or None,
     }
-    return Measured(spec.label, readings, answers, _examples(model, prompts.at(shown)), source)
+    return Measured(spec.label, read, answers, _examples(model, prompts.at(shown)), source)
+
+
+def _read(
+    model: HookedModel, prompts: PromptSet, settings: MeasureSettings, progress: bool, titles: Sequence[str]
+) -> tuple[Reading, ...]:
+    """The readings of these titles: all of the model's own rows in one pass, those of weighted rows in another."""
+
+    def reader(title: str) -> Callable[[AttentionRows], Reading]:
+        return lambda rows: READINGS[title].read(rows, settings.reduce)
+
+    read = dict[str, Reading]()
+    for weighted in (True, False):  # a family that has no weighted rows is refused first
+        if readers := {title: reader(title) for title in titles if READINGS[title].weighted == weighted}:
+            rows = value_weighted_rows(bridge_of(model)) if weighted else None
+            size = settings.batch_size
+            read |= read_from_rows(model, prompts, readers, rows=rows, batch_size=size, progress=progress)
+    return tuple(read[title] for title in titles)
 
 
 def _tokens_hash(prompts: PromptSet) -> str:
@@ -189,10 +267,14 @@ def _examples(model: HookedModel, prompts: Sequence[Prompt]) -> tuple[ExampleRow
 
 
 def _key(
-    spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings, shortcuts: Mapping[str, Sequence[str]]
+    spec: ModelSpec,
+    prompts: Sequence[Prompt],
+    settings: MeasureSettings,
+    shortcuts: Mapping[str, Sequence[str]],
+    readings: Sequence[str],
 ) -> str:
     """Everything that a measurement depends on, as one hash."""
     asked = [(prompt.as_dict(), settings.recall and shortcuts.get(prompt.fact.relation)) for prompt in prompts]
-    parts = [asdict(spec), fingerprints(spec, settings), asdict(settings), list(READINGS), asked]
+    parts = [asdict(spec), fingerprints(spec, settings), asdict(settings), list(readings), asked]
     text = json.dumps(parts, ensure_ascii=False, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()

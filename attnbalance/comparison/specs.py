@@ -168,7 +168,7 @@ def results_config(
 ) -> dict[str, object]:
     """Everything that the results for some models and facts depend on; raises `DataError` for a repeated label.
 
-    `readings` are the titles of a comparison's readings (`READINGS`), where the results hold them.
+    `readings` are the titles of a comparison's readings (`chosen_readings`), where the results hold them.
     """
     check_labels(specs)
     return {

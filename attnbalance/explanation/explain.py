@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnbalance.comparison.compare import write_curves, write_numbers
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.measure import READINGS, measure_all
+from attnbalance.comparison.measure import chosen_readings, measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -71,7 +71,7 @@ def explain(
     asked or written.
     """
     out, specs, settings = as_folder(out), (before, after), replace(settings, recall=True)
-    config = results_config(specs, facts, settings, skip_bad, list(READINGS))
+    config = results_config(specs, facts, settings, skip_bad, chosen_readings())
     results = ResultFolder(out, KIND, config, command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs, settings, skip_bad, need_answer_tokens=True)

@@ -234,7 +234,7 @@ def _checked(bridged: BridgedModel) -> BridgedModel:
     with evaluating(hooked.model):
         own = base(input_ids=ids.to(device_of(base)), use_cache=False).logits[:, -1:].float().to(logits.device)
     coarse = 1.0 if base.dtype in (torch.float32, torch.float64) else IN_16_BITS
-    _same(bridged.name, "logits", logits, own, coarse)
+    check_same(bridged.name, "logits", logits, own, coarse)
     for i in bridged.layers:
         _check_layer(bridged, i, kept)
     unembedded = kept["unembed.hook_out"]
@@ -244,7 +244,7 @@ def _checked(bridged: BridgedModel) -> BridgedModel:
         replace(weights, W_U=scale * weights.W_U, b_U=scale * weights.b_U) if abs(scale - 1) > TOLERANCE else weights
     )
     from_weights = kept["unembed.hook_in"][:, -1] @ scaled.W_U + scaled.b_U
-    _same(bridged.name, "logits", from_weights, final, why="it does more than scale what W_U gives")
+    check_same(bridged.name, "logits", from_weights, final, why="it does more than scale what W_U gives")
     return replace(bridged, weights=scaled)
 
 
@@ -253,14 +253,14 @@ def _check_layer(bridged: BridgedModel, layer: int, kept: Mapping[str, Tensor]) 
     weights, at = bridged.weights, f"blocks.{layer}."
     from_weights = torch.einsum("pd,hdk->phk", kept[f"{at}attn.v.hook_in"][0], weights.W_V[layer]) + weights.b_V[layer]
     values = weights.by_head(kept[f"{at}attn.hook_v"])[0]
-    _same(bridged.name, f"values of layer {layer}", from_weights, values)
+    check_same(bridged.name, f"values of layer {layer}", from_weights, values)
     z = torch.einsum("hqp,phk->qhk", kept[f"{at}attn.hook_pattern"][0], values)
     output = torch.einsum("qhk,hkd->qd", z, weights.W_O[layer]) + weights.b_O[layer]
     own = kept.get(f"{at}ln1_post.hook_in", kept[f"{at}hook_attn_out"])[0]
-    _same(bridged.name, f"head outputs of layer {layer}", output, own)
+    check_same(bridged.name, f"head outputs of layer {layer}", output, own)
 
 
-def _same(
+def check_same(
     name: str,
     what: str,
     made: Tensor,
@@ -268,6 +268,7 @@ def _same(
     coarse: float = 1.0,
     why: str = "its attention does something that cannot be taken apart into W_V and W_O",
 ) -> None:
+    """Raise `ModelError` if what was made from weights is not the model's own, by `TOLERANCE` (times `coarse`)."""
     off = float((made - own).abs().max()) / max(float(own.abs().max()), 1e-6)
     if not off <= TOLERANCE * coarse:
         raise ModelError(

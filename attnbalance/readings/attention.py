@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 REDUCTIONS = ("max", "max-of-mean", "sum")
 
+FIRST_TOKEN, REST = "first token", "rest"
+"""The parts of a row that are no role's: its first token (where attention sinks lie), and all others."""
+
 
 @dataclass(frozen=True)
 class AttentionRows:
@@ -37,6 +41,7 @@ class AttentionRows:
         tokens: Each prompt's tokens as text.
         layers: The model's layer numbers.
         prompts: The prompts.
+        weighted: Whether the values are lengths of vectors, not probabilities (see `read_value_weighted_attention`).
     """
 
     values: Float[Tensor, "prompt layer head position"]
@@ -44,6 +49,7 @@ class AttentionRows:
     tokens: tuple[tuple[str, ...], ...]
     layers: tuple[int, ...]
     prompts: tuple[Prompt, ...]
+    weighted: bool = False
 
     def to(self, role: str, reduce: str = "max") -> Reading:
         """The rows reduced over the tokens of one role.
@@ -57,14 +63,58 @@ class AttentionRows:
         """
         if reduce not in REDUCTIONS:
             raise DataError(f"reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-        span = self.spans.get(role)
-        if span is None or not bool(span.any(dim=1).all()):
-            raise DataError(f"not every prompt has a span {role!r}; there are {', '.join(self.spans) or 'none'}")
-        inside = self.values.masked_fill(~span[:, None, None, :], 0.0)
+        inside = self.values.masked_fill(~self._span(role)[:, None, None, :], 0.0)
         if reduce == "max-of-mean":
             inside = inside.mean(dim=2, keepdim=True)
         values = inside.sum(dim=-1) if reduce == "sum" else inside.amax(dim=-1)
-        return Reading.of(self.prompts, f"{role} attention ({reduce})", "probability", values, self.layers)
+        return self._reading(f"{role} attention ({reduce})", values)
+
+    def share(self, part: str) -> Reading:
+        """The sum of each row over one part of its prompt: a role of `spans`, "first token" or "rest".
+
+        Each token belongs to one part, so that the shares of all parts add up to the row's sum: 1, or less in models
+        with attention sinks. A token of several roles belongs to the subject if that is one of them, else to the
+        alphabetically first. The first token is a part of its own only where no role has it; if one does, the share of
+        "first token" is 0. The share of "subject" is `to("subject", "sum")`.
+
+        Raises `DataError` for a role that a prompt lacks.
+        """
+        taken = torch.zeros(len(self.values), self.values.shape[-1], dtype=torch.bool)
+        owned = {} if part in (FIRST_TOKEN, REST) else {part: self._span(part)}
+        first, everything = torch.zeros_like(taken), torch.ones_like(taken)
+        first[:, 0] = True
+        spans = {role: self.spans[role] for role in in_turn(self.spans)}
+        for name, span in (spans | {FIRST_TOKEN: first, REST: everything}).items():
+            owned[name], taken = span & ~taken, taken | span
+        values = self.values.masked_fill(~owned[part][:, None, None, :], 0.0).sum(dim=-1)
+        return self._reading(f"{part} share", values)
+
+    def entropy(self) -> Reading:
+        """The entropy of each row, -sum p log p, in nats: 0 if one token has all attention, log n if n share it alike.
+
+        It is not divided by log n, so that it grows with the length of prompts. In models with attention sinks, whose
+        rows sum to less than 1, each row is first divided by its sum: the sink is no token.
+        """
+        total = self.values.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(self.values.dtype).tiny)
+        values = torch.special.entr(self.values / total).sum(dim=-1)
+        return self._reading("attention entropy", values, "nats")
+
+    def _reading(self, name: str, values: Float[Tensor, "prompt layer head"], unit: str = "") -> Reading:
+        """A reading of these rows, whose name says if they are weighted; its unit is by default the rows' own."""
+        name, own = (f"value-weighted {name}", "norm") if self.weighted else (name, "probability")
+        return Reading.of(self.prompts, name, unit or own, values, self.layers)
+
+    def _span(self, role: str) -> Bool[Tensor, "prompt position"]:
+        span = self.spans.get(role)
+        if span is None or not bool(span.any(dim=1).all()):
+            there = ", ".join(self.spans) or "none"
+            raise DataError(f"not every prompt has a span {role!r}; there are {there}, as the template decides")
+        return span
+
+
+def in_turn(roles: Iterable[str]) -> tuple[str, ...]:
+    """The roles in the order in which they take their tokens (see `AttentionRows.share`): the subject first."""
+    return tuple(sorted(set(roles), key=lambda role: (role != "subject", role)))
 
 
 @torch.no_grad()
@@ -80,10 +130,24 @@ def read_attention(
     positions, `DataError` for no prompts.
     """
     model, rows = (model, model.rows) if isinstance(model, HookedModel) else pattern_reader(model)
+    return gather_rows(
+        model, prompts, lambda batch: batch.unpadded(rows(batch)), batch_size=batch_size, progress=progress
+    )
+
+
+def gather_rows(
+    model: HookedModel,
+    prompts: Sequence[Prompt],
+    values: Callable[[PromptBatch], Float[Tensor, "prompt layer head position"]],
+    *,
+    batch_size: int,
+    progress: bool,
+) -> AttentionRows:
+    """The rows of all prompts, in their order, from the `values` of each batch, whose padding is at the end."""
     encodings = PromptSet.of(prompts, model.tokenizer).encodings
     pieces, order = [], []
     for indices, batch in model.batches(encodings, batch_size, bar="attention" if progress else None):
-        pieces.append(batch.unpadded(rows(batch)))
+        pieces.append(values(batch))
         order.append(indices)
     return AttentionRows(
         in_order(pieces, order),
@@ -106,10 +170,55 @@ def read_subject_attention(
     batch_size: prompts in a forward pass.
     progress: show a progress bar.
     """
+    readers = {"subject": lambda rows: rows.to("subject", reduce)}
+    return read_from_rows(model, prompts, readers, batch_size=batch_size, progress=progress)["subject"]
+
+
+@torch.no_grad()
+@expects(model=HookedModel, prompts=[Prompt])
+def read_attention_by_part(
+    model: HookedModel, prompts: Sequence[Prompt], *, batch_size: int = 32, progress: bool = False
+) -> dict[str, Reading]:
+    """The share of each row on each part of its prompt (see `AttentionRows.share`), from one pass over the prompts.
+
+    The parts are the prompts' roles ("subject", and "context" and "relation" if the template has them), "first token"
+    and "rest". Holds the rows of one batch at a time. Raises `DataError` for a role that only some of the prompts have,
+    and for no prompts; `BadRowsError` as `read_attention` does.
+    """
+    parts = (*in_turn(role for prompt in prompts for role in prompt.spans), FIRST_TOKEN, REST)
+    readers = {part: partial(AttentionRows.share, part=part) for part in parts}
+    return read_from_rows(model, prompts, readers, batch_size=batch_size, progress=progress)
+
+
+@torch.no_grad()
+def read_from_rows(
+    model: HookedModel,
+    prompts: Sequence[Prompt],
+    readers: Mapping[str, Callable[[AttentionRows], Reading]],
+    *,
+    rows: Callable[[PromptBatch], AttentionRows] | None = None,
+    batch_size: int = 32,
+    progress: bool = False,
+) -> dict[str, Reading]:
+    """What each reader makes of the prompts' rows, under its name, from one pass.
+
+    Holds the rows of one batch at a time.
+
+    Args:
+        model: The model.
+        prompts: What it is asked.
+        readers: Functions from rows to a reading.
+        rows: What gives a batch's rows; by default the model's attention probabilities.
+        batch_size: Prompts in a forward pass.
+        progress: Whether to show a progress bar.
+    """
     prompts = PromptSet.of(prompts, model.tokenizer)
     batches = model.batches(prompts.encodings, batch_size, bar="attention" if progress else None)
-    joined = concatenate([rows_of(model, batch).to("subject", reduce) for _, batch in batches])
-    return joined.at(prompts.prompt_ids)
+    take = rows or partial(rows_of, model)
+    read = [
+        {name: reader(taken) for name, reader in readers.items()} for taken in (take(batch) for _, batch in batches)
+    ]
+    return {name: concatenate([part[name] for part in read]).at(prompts.prompt_ids) for name in readers}
 
 
 def rows_of(model: HookedModel, batch: PromptBatch) -> AttentionRows:

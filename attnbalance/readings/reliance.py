@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,8 +21,8 @@ from attnbalance.errors import DataError
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.answer_probability import read_answer_probability
-from attnbalance.readings.attention import rows_of
-from attnbalance.readings.reading import Reading, concatenate
+from attnbalance.readings.attention import AttentionRows, read_from_rows
+from attnbalance.readings.reading import Reading
 from attnbalance.statistics.intervals import Interval, mean_intervals
 from attnbalance.statistics.shares import share_interval
 
@@ -232,6 +233,5 @@ def read_reliance(
 
 def _attention(model: HookedModel, prompts: PromptSet, batch_size: int, progress: bool) -> dict[str, Reading]:
     """The share of attention to each of `ROLES`, holding the rows of one batch at a time."""
-    batches = model.batches(prompts.encodings, batch_size, bar="attention" if progress else None)
-    read = [{role: rows.to(role, "sum") for role in ROLES} for rows in (rows_of(model, batch) for _, batch in batches)]
-    return {role: concatenate([part[role] for part in read]).at(prompts.prompt_ids) for role in ROLES}
+    readers = {role: partial(AttentionRows.to, role=role, reduce="sum") for role in ROLES}
+    return read_from_rows(model, prompts, readers, batch_size=batch_size, progress=progress)

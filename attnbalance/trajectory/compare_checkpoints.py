@@ -7,7 +7,7 @@ from pathlib import Path
 
 from attnbalance.comparison.compare import write_numbers
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.measure import READINGS, measure_all
+from attnbalance.comparison.measure import chosen_readings, measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -33,6 +33,7 @@ def compare_checkpoints(
     out: str | Path,
     *,
     base: str | Path | None = None,
+    readings: Sequence[str] = (),
     skip_bad: bool = False,
     command: str = "",
     progress: bool = False,
@@ -48,6 +49,7 @@ def compare_checkpoints(
     settings: how models are asked and read.
     out: the folder to write, all at once.
     base: the model before training, which is step 0, and which adapters are put on; by default the one that they name.
+    readings: what to measure besides subject attention (see `compare`).
     skip_bad: drop facts that cannot be asked, instead of raising.
     command: the command line that the report names.
     progress: show progress bars.
@@ -56,11 +58,12 @@ def compare_checkpoints(
     folders = [where] if isinstance(where, str | Path) else where
     checkpoints = find_checkpoints([str(folder) for folder in folders], None if base is None else str(base))
     specs = list(checkpoints.values())
-    results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad, list(READINGS)), command)
+    titles = chosen_readings(readings)
+    results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad, titles), command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs[:1], settings, skip_bad)  # the others have its tokenizer
         with results.working() as work:
-            measured = measure_all(specs, prompts, settings, work, progress=progress, load=_load)
+            measured = measure_all(specs, prompts, settings, work, progress=progress, load=_load, readings=titles)
             pair, dropped = (specs[-1].label, specs[0].label), {**facts.dropped, **dropped}
             comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
             trajectory = Trajectory(tuple(checkpoints), comparison)

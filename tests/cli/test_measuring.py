@@ -50,6 +50,29 @@ def test_trajectory_prints_the_answer_and_refuses_what_is_no_run(
     assert "--reduce must be one of" in text.replace("\n", " ")
 
 
+def test_curve_and_trajectory_measure_further_readings_and_name_them_where_one_is_unknown(
+    llama_folder: Path, lora_folder: Path, facts_file: Path, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        shutil.copytree(lora_folder, tmp_path / "run" / f"checkpoint-{step}")
+    commands = {
+        "curve": (f"a={llama_folder}",),
+        "trajectory": (tmp_path / "run", "--base", llama_folder),
+    }
+    for name, models in commands.items():
+        out = tmp_path / name
+        asked = (name, *models, "--facts", facts_file, "--out", out, "--readings")
+        code, text = run_command(*asked, "rest share, entropy")
+        assert code == 2
+        assert "must be among subject attention, subject share," in text.replace("\n", " ")
+        assert "attention entropy, value-weighted subject attention; got 'entropy'" in text.replace("\n", " ")
+        assert not out.exists()
+        code, text = run_command(*asked, "rest share, attention entropy")
+        assert code == 0, text
+        read = [entry["name"] for entry in json.loads((out / "curves.json").read_text())["further"]]
+        assert read == ["rest share", "attention entropy"]
+
+
 def test_knowledge_prints_the_answer_and_where_the_table_is(tmp_path: Path) -> None:
     model = tiny_model("llama")
     model.config.max_position_embeddings = 512
@@ -82,7 +105,7 @@ def test_a_scoring_without_answers_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["salience", "explain"])
+@pytest.mark.parametrize("command", ["salience", "explain", "curve"])
 def test_models_that_cannot_be_taken_apart_give_one_message(tmp_path: Path, command: str) -> None:
     facts = tmp_path / "facts.jsonl"
     rows = [{"subject": f"Town {i}", "relation": "country", "answers": [("Italy", "Chad")[i % 2]]} for i in range(6)]
@@ -94,6 +117,7 @@ def test_models_that_cannot_be_taken_apart_give_one_message(tmp_path: Path, comm
         OPTForCausalLM(OPTConfig(**sizes, ffn_dim=48, word_embed_proj_dim=16)).save_pretrained(tmp_path / label)
         tiny_tokenizer().save_pretrained(tmp_path / label)
     models = (f"{label}={tmp_path / label}" for label in "ab")
-    code, text = run_command(command, *models, "--facts", facts, "--out", tmp_path / "out")
+    further = ("--readings", "value-weighted subject attention") if command == "curve" else ()
+    code, text = run_command(command, *models, "--facts", facts, "--out", tmp_path / "out", *further)
     assert code == 2, text
     assert "its unembedding reads 16 numbers" in text.replace("\n", " ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from commands import run_command
 from transformers.utils import logging as transformers_logging
 
 from attnbalance.cli import GROUPS
-from attnbalance.cli.options import as_names, command_line, noting_reuse, say, show_progress
+from attnbalance.cli.options import FurtherReadings, as_names, command_line, noting_reuse, say, show_progress
+from attnbalance.comparison.measure import READINGS, SUBJECT_ATTENTION
 from attnbalance.files.outputs import write_json
 
 
@@ -25,6 +27,11 @@ from attnbalance.files.outputs import write_json
 )
 def test_names_are_separated_by_commas(text: str | None, names: list[str] | None) -> None:
     assert as_names(text) == names
+
+
+def test_help_names_every_further_reading() -> None:
+    option = FurtherReadings.__metadata__[0]  # pyright: ignore
+    assert re.findall("'(.*?)'", option.help) == [title for title in READINGS if title != SUBJECT_ATTENTION]
 
 
 def test_help_names_every_command_once_below_its_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnbalance import FactSet
 from attnbalance.comparison.compare import compare
-from attnbalance.comparison.measure import READINGS
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.errors import DataError, ModelError, OutputError
 
@@ -58,7 +57,7 @@ def test_the_folder_holds_the_curve_of_plain_transformers(specs: list[ModelSpec]
         expected = by_plain_transformers(out, Path(spec.model))
         torch.testing.assert_close(torch.tensor(one["mean"]), expected, atol=1e-5, rtol=0)
     table = pq.read_table(out / "readings.parquet")
-    assert len(table) == len(READINGS) * 2 * len(FACTS) * 2 * 4  # readings, labels, prompts, layers, heads
+    assert len(table) == 2 * len(FACTS) * 2 * 4  # labels, prompts, layers, heads
     page = (out / "report.html").read_text()
     assert "curve &lt;x&gt;" in page
     assert json.loads((out / "attnbalance.json").read_text())["answer"] == answer
@@ -82,13 +81,33 @@ def test_other_settings_do_not_overwrite_a_finished_folder(specs: list[ModelSpec
         compare(specs[:1], FactSet(FACTS), MeasureSettings(reduce="sum"), tmp_path / "out")
 
 
-def test_a_finished_folder_that_lacks_a_reading_is_refused(
-    specs: list[ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_folder_that_lacks_a_reading_is_refused(specs: list[ModelSpec], tmp_path: Path) -> None:
     compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out")
-    monkeypatch.setitem(READINGS, "another", READINGS["subject attention"])
-    with pytest.raises(OutputError, match=r"other settings: readings\[1\] is absent there, 'another' here"):
-        compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out")
+    with pytest.raises(OutputError, match=r"other settings: readings\[1\] is absent there, 'rest share' here"):
+        compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out", readings=["rest share"])
+
+
+def test_further_readings_are_in_every_file_and_the_headline_stays(specs: list[ModelSpec], tmp_path: Path) -> None:
+    further = ["first token share", "attention entropy"]
+    plain = compare(specs, FactSet(FACTS), MeasureSettings(), tmp_path / "plain")
+    assert compare(specs, FactSet(FACTS), MeasureSettings(), tmp_path / "out", readings=further) == plain
+    curves = json.loads((tmp_path / "out" / "curves.json").read_text())
+    assert curves["curves"] == json.loads((tmp_path / "plain" / "curves.json").read_text())["curves"]
+    assert [entry["name"] for entry in curves["further"]] == further
+    assert set(pq.read_table(tmp_path / "out" / "readings.parquet")["reading"].to_pylist()) == {
+        "subject attention (max)",
+        *further,
+    }
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "First token share by layer" in page
+    assert "<em>Attention entropy</em> is how widely" in page
+    assert "Attention entropy" not in (tmp_path / "plain" / "report.html").read_text()
+
+
+def test_a_reading_that_prompts_cannot_have_is_refused(specs: list[ModelSpec], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="not every prompt has a span 'relation'; there are subject"):
+        compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out", readings=["relation share"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_something_else_is_refused_and_kept(specs: list[ModelSpec], tmp_path: Path) -> None:

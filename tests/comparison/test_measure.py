@@ -10,8 +10,17 @@ import pytest
 import torch
 from tiny import FACTS
 
-from attnbalance import FactSet, load_model, make_prompts, read_attention
-from attnbalance.comparison.measure import READINGS, measure_all
+from attnbalance import (
+    FactSet,
+    HookedModel,
+    bridge_of,
+    load_model,
+    make_prompts,
+    read_attention,
+    read_attention_by_part,
+    read_value_weighted_attention,
+)
+from attnbalance.comparison.measure import READINGS, chosen_readings, measure_all, reading_words
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import write_json
@@ -89,3 +98,48 @@ def test_the_shortcuts_that_a_run_recorded_are_used(stories: Path, tmp_path: Pat
     assert list(run.recall.shortcut) == expected
     assert any(expected)
     assert run.source["shortcuts_from"] == "the training facts of a"
+
+
+def test_further_readings_are_those_of_the_library_from_one_pass(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, passes, rows = make_prompts(GOOD, "It is the {relation}: {subject} is"), [], HookedModel.rows
+    monkeypatch.setattr(HookedModel, "rows", lambda self, batch: passes.append(len(batch.prompts)) or rows(self, batch))
+    titles = [title for title in READINGS if title != "context share"]
+    (measured,) = measure_all([ModelSpec("a", str(llama_folder))], prompts, SETTINGS, tmp_path, readings=titles)
+    assert sum(passes) == len(prompts) + 3  # the three of which rows are shown
+    model = load_model(llama_folder)
+    shares = {f"{part} share": reading for part, reading in read_attention_by_part(model, prompts).items()}
+    own = read_attention(model, prompts)
+    weighted = read_value_weighted_attention(bridge_of(model), prompts).to("subject")
+    expected = {"subject attention": own.to("subject"), **shares, "attention entropy": own.entropy()}
+    expected |= {"value-weighted subject attention": weighted}
+    assert [reading.title for reading in measured.readings] == titles
+    for title in titles:
+        torch.testing.assert_close(measured.reading(title).values, expected[title].values, atol=1e-5, rtol=0)
+        assert measured.reading(title).unit == expected[title].unit
+
+
+def test_other_readings_are_measured_anew(llama_folder: Path, tmp_path: Path) -> None:
+    specs, prompts = [ModelSpec("a", str(llama_folder))], make_prompts(GOOD)
+    (first,) = measure_all(specs, prompts, SETTINGS, tmp_path)
+    (other,) = measure_all(specs, prompts, SETTINGS, tmp_path, readings=chosen_readings(["attention entropy"]))
+    assert [reading.title for reading in first.readings] == ["subject attention"]
+    assert [reading.title for reading in other.readings] == ["subject attention", "attention entropy"]
+
+
+def test_subject_attention_comes_first_and_once() -> None:
+    assert chosen_readings() == ("subject attention",)
+    assert chosen_readings(["rest share", "subject attention"]) == ("subject attention", "rest share")
+
+
+def test_an_unknown_reading_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(DataError, match=r"readings must be among subject attention, .*; got 'entropy'"):
+        chosen_readings(["entropy"])
+
+
+@pytest.mark.parametrize("title", READINGS)
+def test_every_reading_has_words(title: str) -> None:
+    entry = READINGS[title]
+    assert entry.about("max").endswith(".")
+    assert reading_words(title) == (entry.verb, entry.complement)

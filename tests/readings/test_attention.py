@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
 from tiny import FACTS, INTERFACE, OUTSIDE, POSITIONS, SINKS, tiny_model, tiny_prompts, tiny_tokenizer
 
-from attnbalance import Fact, HookedModel, Prompt, Reading, load_model, read_attention
+from attnbalance import (
+    AttentionRows,
+    Fact,
+    HookedModel,
+    Prompt,
+    Reading,
+    load_model,
+    read_attention,
+    read_attention_by_part,
+)
 from attnbalance.data.batches import pad
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import encode
@@ -170,6 +182,99 @@ def test_a_tokenizer_of_another_model_is_named_and_not_an_index_error() -> None:
         read_attention(hooked, tiny_prompts())
 
 
+def share_by_hand(rows: AttentionRows, i: int, layer: int, head: int) -> dict[str, float]:
+    """The shares of one row, token by token."""
+    shares = dict.fromkeys((*rows.spans, "first token", "rest"), 0.0)
+    for j in range(len(rows.tokens[i])):
+        roles = [role for role in ("subject", "context", "relation") if role in rows.spans and rows.spans[role][i, j]]
+        part = roles[0] if roles else "first token" if j == 0 else "rest"
+        shares[part] += float(rows.values[i, layer, head, j])
+    return shares
+
+
+def check_shares(model: HookedModel, prompts: Sequence[Prompt]) -> dict[str, Reading]:
+    """The shares by part, equal to those counted by hand, adding up to the rows' sums."""
+    rows = read_attention(model, prompts, batch_size=4)
+    shares = read_attention_by_part(model, prompts, batch_size=2)
+    for i, layer, head in itertools.product(range(len(prompts)), range(2), range(4)):
+        expected = share_by_hand(rows, i, layer, head)
+        assert set(shares) == set(expected)
+        for part, value in expected.items():
+            assert float(shares[part].values[i, layer, head]) == pytest.approx(value, abs=TOLERANCE)
+    total = torch.stack([share.values for share in shares.values()]).sum(0)
+    torch.testing.assert_close(total, rows.values.sum(-1), atol=TOLERANCE, rtol=0)
+    subject = rows.to("subject", "sum").values
+    torch.testing.assert_close(shares["subject"].values, subject, atol=TOLERANCE, rtol=0)
+    assert {(share.name, share.unit) for share in shares.values()} == {(f"{p} share", "probability") for p in shares}
+    return shares
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", *SINKS, "bloom"])
+@pytest.mark.filterwarnings("ignore:.*eager attention")
+def test_the_shares_of_all_parts_add_up_to_the_row(family: str) -> None:
+    model = load_model(tiny_model(family), tokenizer=tiny_tokenizer())
+    shares = check_shares(model, make_prompts(FACTS, "It is the {relation}: {subject} is"))
+    assert tuple(shares) == ("subject", "relation", "first token", "rest")
+    assert all(bool((share.values > 0).any()) for share in shares.values())
+    total = torch.stack([share.values for share in shares.values()]).sum(0)
+    if family in SINKS:
+        assert (total < 1 - 1e-3).any()
+    else:
+        torch.testing.assert_close(total, torch.ones_like(total), atol=TOLERANCE, rtol=0)
+
+
+def test_the_first_token_belongs_to_the_subject_where_the_prompt_begins_with_it() -> None:
+    model = load_model(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    shares = check_shares(model, make_prompts(FACTS, "{subject} is the {relation} of"))
+    assert not shares["first token"].values.any()
+
+
+def test_a_token_of_two_roles_counts_once_for_the_subject() -> None:
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    wider = []
+    for prompt in make_prompts(FACTS, "As said: {subject} is"):
+        start, end = prompt.spans["subject"]
+        spans = {"context": (start - 5, end), "relation": (start - 5, end + 3), "subject": (start, end)}
+        wider.append(dataclasses.replace(prompt, spans=spans))
+    shares = check_shares(model, wider)
+    assert all(bool((shares[role].values > 0).any()) for role in ("subject", "context", "relation"))
+
+
+def test_a_role_of_some_prompts_alone_has_no_share() -> None:
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    mixed = (*make_prompts(FACTS[:4], "{relation}: {subject} is"), *make_prompts(FACTS[4:], "plain"))
+    with pytest.raises(DataError, match="not every prompt has a span 'relation'"):
+        read_attention_by_part(model, mixed)
+
+
+def test_all_parts_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, passes, rows = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer()), [], HookedModel.rows
+    monkeypatch.setattr(HookedModel, "rows", lambda self, batch: passes.append(len(batch.prompts)) or rows(self, batch))
+    read_attention_by_part(model, tiny_prompts(), batch_size=4)
+    assert sum(passes) == len(tiny_prompts())
+
+
+@pytest.mark.parametrize("family", ["llama", *SINKS])
+def test_entropy_is_that_of_the_row_over_its_tokens(family: str) -> None:
+    rows = read_attention(load_model(tiny_model(family), tokenizer=tiny_tokenizer()), tiny_prompts(), batch_size=4)
+    entropy = rows.entropy()
+    assert (entropy.name, entropy.unit) == ("attention entropy", "nats")
+    for i, layer, head in itertools.product(range(9), range(2), range(4)):
+        row = [float(p) for p in rows.values[i, layer, head, : len(rows.tokens[i])]]
+        expected = -sum(p / sum(row) * math.log(p / sum(row)) for p in row if p > 0)
+        assert float(entropy.values[i, layer, head]) == pytest.approx(expected, abs=TOLERANCE)
+        assert 0 <= expected <= math.log(len(row)) + TOLERANCE
+
+
+def test_entropy_of_rows_made_by_hand() -> None:
+    made = {"one token": [1.0, 0, 0, 0], "two alike": [0.5, 0, 0.5, 0], "with a sink": [0.1, 0.1, 0.1, 0.1]}
+    prompts = tuple(tiny_prompts()[:3])
+    values = torch.tensor(list(made.values()))[:, None, None]
+    rows = AttentionRows(values, {}, (("a", "b", "c", "d"),) * 3, (0,), prompts)
+    expected = torch.tensor([0.0, math.log(2), math.log(4)])  # closed forms
+    torch.testing.assert_close(rows.entropy().values.flatten(), expected, atol=1e-6, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -180,6 +285,8 @@ def test_a_tokenizer_of_another_model_is_named_and_not_an_index_error() -> None:
             "max, max-of-mean, sum, got 'mean'",
         ),
         (lambda model: read_attention(model, tiny_prompts()).to("answer"), "'answer'; there are subject"),
+        (lambda model: read_attention(model, tiny_prompts()).share("answer"), "'answer'; there are subject"),
+        (lambda model: read_attention_by_part(model, ()), "at least one prompt"),
     ],
 )
 def test_bad_arguments_are_named(call, message: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,18 @@ import transformers
 from peft import PeftModel
 from tiny import FACTS, tiny_lora, tiny_model, tiny_tokenizer
 
-from attnbalance import FactSet, HookedModel, load_model, make_prompts, recall
+from attnbalance import (
+    FactSet,
+    HookedModel,
+    bridge_of,
+    load_model,
+    make_prompts,
+    read_attention,
+    read_value_weighted_attention,
+    recall,
+)
 from attnbalance.comparison import measure
 from attnbalance.comparison.specs import MeasureSettings
-from attnbalance.data.prompts import Prompt
 from attnbalance.errors import ModelError, OutputError
 from attnbalance.readings.attention import read_subject_attention
 from attnbalance.trajectory.compare_checkpoints import compare_checkpoints
@@ -95,6 +102,24 @@ def test_the_model_before_full_checkpoints_is_step_0_where_it_is_named(run: Path
     assert np.array_equal(*bases)
 
 
+def test_further_readings_are_followed_along_the_steps_and_the_headline_stays(run: Path, tmp_path: Path) -> None:
+    """The means of the library's own readings of each checkpoint, loaded by itself: sums in float64, 1e-7."""
+    further = ["first token share", "attention entropy", "value-weighted subject attention"]
+    answer = compare_checkpoints(run, FACTS_ASKED, SETTINGS, tmp_path / "out", readings=further)
+    assert answer == compare_checkpoints(run, FACTS_ASKED, SETTINGS, tmp_path / "plain")
+    saved = json.loads((tmp_path / "out" / "trajectory.json").read_text())["readings"]
+    assert [entry["name"] for entry in saved] == ["subject attention (max)", *further[:2], f"{further[2]} (max)"]
+    for i, name in enumerate(("base", *(f"checkpoint-{step}" for step in STEPS))):
+        model, prompts = load_model(run / name), make_prompts(FACTS_ASKED)
+        rows = read_attention(model, prompts, batch_size=4)
+        weighted = read_value_weighted_attention(bridge_of(model), prompts, batch_size=4).to("subject")
+        for entry, reading in zip(saved[1:], (rows.share("first token"), rows.entropy(), weighted), strict=True):
+            assert entry["mean"][i]["mean"] == pytest.approx(float(reading.values.double().mean()), abs=1e-7)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "First token share along the run" in page
+    assert "<em>Attention entropy</em> is how widely" in page
+
+
 def test_the_headline_is_what_plain_transformers_gives(full: Path, tmp_path: Path) -> None:
     """Eager attention, one prompt at a time, without this package; float32 sums in another order: 1e-5."""
     out = tmp_path / "out"
@@ -118,17 +143,15 @@ def test_the_headline_is_what_plain_transformers_gives(full: Path, tmp_path: Pat
 
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, last: int) -> list[str]:
     """The names of the models that are measured from now on; after `last` of them the run is interrupted."""
-    names, entry = list[str](), measure.READINGS["subject attention"]
+    names, read = list[str](), measure.read_from_rows
 
-    def read(model: HookedModel, prompts: Sequence[Prompt], settings: MeasureSettings, progress: bool) -> object:
+    def read_or_stop(model: HookedModel, *args: object, **options: object) -> object:
         if len(names) == last:
             raise KeyboardInterrupt
         names.append(model.name)
-        return entry.read(model, prompts, settings, progress)
+        return read(model, *args, **options)  # pyright: ignore
 
-    monkeypatch.setitem(
-        measure.READINGS, "subject attention", measure.Measurement(read, *("attends", "to"), entry.about)
-    )  # pyright: ignore
+    monkeypatch.setattr(measure, "read_from_rows", read_or_stop)
     return names
 
 
