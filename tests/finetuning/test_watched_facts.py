@@ -120,7 +120,7 @@ def test_a_fall_of_attention_says_its_numbers() -> None:
 def test_too_few_facts_warn_of_nothing() -> None:
     four = FactSet(PEOPLE.facts[:4])
     prompts = list(made(four).prompts)
-    now = Look(score(prompts, ["", "", "", "golf"], {}), torch.tensor([0.1, 0.1, 0.1, 0.2]).double())
+    now = Look(score(prompts, ["polo", "golf", "none", "none"], {}), torch.tensor([0.1, 0.1, 0.1, 0.2]).double())
     before = Start(torch.ones(4).double(), torch.tensor([True] * 4), torch.zeros(1, 1).int(), torch.zeros(1, 1))
     assert list(falls(now, before)) == []
 
