@@ -183,7 +183,7 @@ class Watch(TrainerCallback):
         if found is None or any(entry.get(name) != value for name, value in found[0]["numbers"].items()):
             raise OutputError(
                 f"training resumes at step {state.global_step}, but {folder} holds no numbers of its start for these "
-                "facts; watch with the same facts, template and seed as at the start, or leave Watch out"
+                "facts; watch the same facts, with template, seed and output_dir as at the start, or leave Watch out"
             )
         return Start(**found[1])
 

@@ -304,7 +304,8 @@ def test_where_training_stops_early_there_is_a_last_look(tmp_path, event):
             control.should_training_stop = True
 
     setattr(Stop, event, stop)
-    trainer = trainer_of(tmp_path, None, rows(FACTS[:3]), rows(FACTS[:1], 1), eval_strategy="epoch", max_steps=50)
+    evaluated = {"eval_strategy": "epoch", "evaluated": rows(FACTS[:1], 1)} if event == "on_evaluate" else {}
+    trainer = trainer_of(tmp_path, None, rows(FACTS[:3]), max_steps=50, **evaluated)
     trainer.add_callback(Stop())
     trainer.add_callback(Watch(ALL, trainer, every=100))
     trainer.train()
