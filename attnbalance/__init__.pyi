@@ -56,6 +56,7 @@ from .finetuning.splits import Split as Split
 from .finetuning.splits import split_facts as split_facts
 from .finetuning.trainer import ObjectiveMixin as ObjectiveMixin
 from .finetuning.trainer import ObjectiveTrainer as ObjectiveTrainer
+from .finetuning.watch import Watch as Watch
 from .models.bridge import BridgedModel as BridgedModel
 from .models.bridge import bridge_of as bridge_of
 from .models.hooked import HookedModel as HookedModel

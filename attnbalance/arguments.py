@@ -30,6 +30,8 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         signature = inspect.signature(function)
+        *_, outer, own = ("", *function.__qualname__.split("."))
+        called = outer if own == "__init__" else own
 
         @functools.wraps(function)
         def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -38,7 +40,7 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
                 if name in given and not fits(given[name], kind):
                     got = f"{given[name]!r:.100} ({type(given[name]).__name__})"
                     raise ArgumentError(
-                        f"{function.__name__}: {name} must be {words_of(kind)}, got {got}{_advice(given[name], kind)}"
+                        f"{called}: {name} must be {words_of(kind)}, got {got}{_advice(given[name], kind)}"
                     )
             return function(*args, **kwargs)
 

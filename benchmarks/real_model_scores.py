@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnbalance.data.prompts import Prompt
 from attnbalance.files.outputs import replacing
@@ -14,6 +14,9 @@ from attnbalance.report.figures import label_style, make_axes, save, whiskers
 from attnbalance.report.wording import percent_interval
 from attnbalance.statistics.intervals import Interval, seed_interval
 from attnbalance.studies.controls import constant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 KEPT, LEARNED, DRIFT = "kept", "learned", "drift, nats a token"
 SECONDS = "seconds a step"
@@ -117,32 +120,44 @@ def _cell(column: str, interval: Interval | None) -> str:
 
 
 def draw(rows: Mapping[str, Intervals], path: Path) -> None:
-    """Kept against learned, in percent with intervals; a line joins the rows that no row beats in both (Pareto)."""
-    pairs = {
-        name: (kept, learned)
-        for name, numbers in rows.items()
-        if (kept := numbers[KEPT]) is not None and (learned := numbers[LEARNED]) is not None
-    }
-    if not pairs:
+    """Write the figure of kept against learned as PNG, if there is one."""
+    if not _pairs(rows):
         print("No figure: the base knows none of the held-out facts, or all training facts.")
         return
-    with make_axes(1, height=5.0) as (figure, [ax]):
-        best = sorted(
-            (kept.mean, learned.mean) for kept, learned in pairs.values() if not _beaten(kept, learned, pairs)
-        )
+    with replacing(path) as temporary:
+        save(figure_of(rows), temporary, format="png", dpi=150)
+
+
+def figure_of(rows: Mapping[str, Intervals]) -> Figure:
+    """Kept against learned, in percent with intervals; a line joins the rows that no row beats in both (Pareto)."""
+    pairs = _pairs(rows)
+    with make_axes(1, height=6.0) as (figure, [ax]):
+        best = sorted((kept.mean, learned.mean) for kept, learned in (pairs[name] for name in unbeaten(rows)))
         ax.plot([100 * kept for kept, _ in best], [100 * learned for _, learned in best], color="#555555", linewidth=1)
         for index, (name, both) in enumerate(pairs.items()):
             (x, across), (y, along) = (whiskers([interval], 100) for interval in both)
             colour, marker = label_style(index)
             ax.errorbar(x, y, along, across, color=colour, marker=marker, linestyle="none", capsize=2, label=name)
-        ax.legend(frameon=False, fontsize=9)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
         ax.set(xlabel="kept, of known held-out facts (%)", ylabel="learned, of unknown training facts (%)")
-    with replacing(path) as temporary:
-        save(figure, temporary, format="png", dpi=150)
+    return figure
 
 
-def _beaten(kept: Interval, learned: Interval, pairs: Mapping[str, tuple[Interval, Interval]]) -> bool:
-    """Whether a row keeps and learns at least as much, and more of one."""
-    own = (kept.mean, learned.mean)
-    others = [(a.mean, b.mean) for a, b in pairs.values()]
-    return any(a >= own[0] and b >= own[1] and (a, b) != own for a, b in others)
+def unbeaten(rows: Mapping[str, Intervals]) -> list[str]:
+    """The rows of which no other keeps and learns at least as much, and more of one."""
+    pairs = _pairs(rows)
+    means = {name: (kept.mean, learned.mean) for name, (kept, learned) in pairs.items()}
+    return [
+        name
+        for name, own in means.items()
+        if not any(a >= own[0] and b >= own[1] and (a, b) != own for a, b in means.values())
+    ]
+
+
+def _pairs(rows: Mapping[str, Intervals]) -> dict[str, tuple[Interval, Interval]]:
+    """What each row keeps and learns, where both are known."""
+    return {
+        name: (kept, learned)
+        for name, numbers in rows.items()
+        if (kept := numbers[KEPT]) is not None and (learned := numbers[LEARNED]) is not None
+    }

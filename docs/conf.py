@@ -47,6 +47,7 @@ html_theme = "furo"
 html_title = "attnbalance"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["sort.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

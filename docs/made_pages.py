@@ -1,7 +1,7 @@
-"""Sphinx extension: tables made from the JSON in benchmarks/results, and copies of the notebooks in tutorials/.
+"""Sphinx extension: tables and a figure made from the JSON in benchmarks/results, and copies of the notebooks.
 
 No number of a benchmark whose results are committed is typed into a page. `make_all` writes docs/_made/NAME.md, which
-pages include, and docs/tutorials/*.ipynb. Neither is committed.
+pages include, docs/_made/kept-and-learned.svg, and docs/tutorials/*.ipynb. None of them is committed.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def make_all() -> None:
         **{name: split_table(name) for name in ("popularity", "context", "instruct")},
     }
     for name, text in pages.items():
-        write(DOCS / "_made" / f"{name}.md", text)
+        write(DOCS / "_made" / f"{name}.md", sortable(text))
+    make_figure()
     for notebook in sorted((ROOT / "tutorials").glob("*.ipynb")):
         write(DOCS / "tutorials" / notebook.name, notebook.read_text())
 
@@ -137,6 +138,24 @@ def write(path: Path, text: str) -> None:
     if not path.is_file() or path.read_text() != text:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
+
+
+def make_figure() -> None:
+    """Write kept against learned as SVG, and the page that shows it."""
+    from made_figures import kept_and_learned
+
+    names = {row: name.replace("`", "") for row, name in METHODS.items()}
+    scores = {name: [load_scores("real-model", row, seed) for seed in (0, 1, 2)] for row, name in names.items()}
+    drawing, sentence = kept_and_learned(scores)
+    write(DOCS / "_made" / "kept-and-learned.svg", drawing)
+    write(
+        DOCS / "_made" / "kept-and-learned.md", f"![Kept against learned. {sentence}](../_made/kept-and-learned.svg)\n"
+    )
+
+
+def sortable(text: str) -> str:
+    """A page whose tables a reader can sort by a click on a column's head (docs/_static/sort.js)."""
+    return re.sub(r"(?m)^(?=\|.*\|\n\| ?---)", "```{rst-class} sortable\n```\n\n", text)
 
 
 def load_figures() -> list[dict[str, Any]]:
@@ -198,7 +217,7 @@ def claim_row(claim: Mapping[str, Any]) -> list[str]:
 
 def seeds_table(folder: str, names: Mapping[str, str], seeds: Sequence[int]) -> str:
     """For each row the mean over seeds, and each seed in parentheses."""
-    rows = [["", *COLUMNS.values()]]
+    rows = [["method", *COLUMNS.values()]]
     for row, name in names.items():
         scores = [load_scores(folder, row, seed) for seed in seeds]
         rows.append([name, *(seeds_cell(column, [each[column] for each in scores], row) for column in COLUMNS)])
@@ -219,7 +238,7 @@ def seeds_cell(column: str, intervals: Sequence[Mapping[str, float] | None], row
 def intervals_table(folder: str, names: Mapping[str, str], columns: Iterable[str]) -> str:
     """For each row the numbers of seed 0, shares of known or new facts with their 95% intervals."""
     columns = list(columns)
-    rows = [["", *(COLUMNS[column] for column in columns)]]
+    rows = [["method", *(COLUMNS[column] for column in columns)]]
     for row, name in names.items():
         scores = load_scores(folder, row, 0)
         rows.append([name, *(interval_cell(column, scores[column]) for column in columns)])
@@ -240,7 +259,7 @@ def study_table(folder: str, world: str, split: str, names: Mapping[str, str]) -
     """A study's rows of one world and split, with their intervals over seeds."""
     saved = json.loads((RESULTS / folder / "study.json").read_text())["rows"]
     by_method = {row["method"]: row for row in saved if (row["world"], row["split"]) == (world, split)}
-    rows = [["", *STUDY_COLUMNS.values()]]
+    rows = [["method", *STUDY_COLUMNS.values()]]
     for method, name in names.items():
         row = by_method[method] | {"popular": by_method[method]["quintiles"][0]}
         rows.append([name, *(study_cell(column, row[column]) for column in STUDY_COLUMNS)])

@@ -34,6 +34,7 @@ TYPED = (
     "attnbalance.finetuning.parameters",
     "attnbalance.finetuning.ranking",
     "attnbalance.finetuning.finetune",
+    "attnbalance.finetuning.watched_facts",
     "attnbalance.papers.directors",
     "attnbalance.papers.small_gpt2",
     "attnbalance.papers.standard_layer",

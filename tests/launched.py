@@ -1,4 +1,4 @@
-"""A small training in one process or several: `launched.py OUT OBJECTIVE [fsdp]` writes its weights to OUT."""
+"""A small training in one process or several: `launched.py OUT OBJECTIVE [fsdp|watch]` writes its weights to OUT."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tiny import FACTS, tiny_model, tiny_tokenizer
 from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
+from attnbalance.data.facts import FactSet
 from attnbalance.finetuning.examples import make_examples
 from attnbalance.finetuning.trainer import ObjectiveTrainer
+from attnbalance.finetuning.watch import Watch
 
 STEPS, BATCH = 3, 8
 
@@ -51,7 +53,11 @@ def main(out: str, objective: str, kind: str = "") -> None:
     trainer = ObjectiveTrainer(
         model=model, args=arguments, train_dataset=data, processing_class=tokenizer, objective=objective
     )
+    if kind == "watch":
+        trainer.add_callback(Watch(FactSet(FACTS), trainer, every=1))
     trainer.train()
+    looks = sum("watch/accuracy" in entry for entry in trainer.state.log_history)
+    assert looks == (STEPS + 1 if kind == "watch" and trainer.is_world_process_zero() else 0)
     assert trainer.is_fsdp_enabled == (kind == "fsdp")
     assert any(isinstance(parameter, DTensor) for parameter in model.parameters()) == (kind == "fsdp")
     weights = {}

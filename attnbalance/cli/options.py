@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -128,13 +129,16 @@ def command_line() -> str:
 
 
 def show_progress() -> bool:
-    """Whether to draw progress bars: on a terminal. Elsewhere transformers' own bars and remarks are silenced too."""
+    """Whether to show progress (see `progress_bar`): unless TQDM_DISABLE is set.
+
+    Transformers' own remarks are silenced, and its bars where output is no terminal.
+    """
     from transformers.utils import logging
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     logging.set_verbosity_error()
-    return sys.stderr.isatty()
+    return os.environ.get("TQDM_DISABLE", "0") in ("", "0")
 
 
 def say_best(run: Run, out: str, unit: str = "loss {:.3f} nats a token") -> None:

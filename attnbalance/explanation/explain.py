@@ -27,6 +27,7 @@ from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit
 from attnbalance.models.weights import changed_parts, check_shapes, weight_parts
+from attnbalance.progress import progress_bar
 from attnbalance.readings.answer_checks import check_answers_alike, check_tokens
 from attnbalance.readings.answer_tokens import AnswerTokens, make_answer_tokens
 from attnbalance.readings.change import Change, read_change
@@ -136,14 +137,13 @@ def _ask(
 
     `bar` is the title of a progress bar.
     """
-    from tqdm import tqdm
 
     def ask(asked: HookedModel, prompts: Sequence[Prompt], edit: Edit | None) -> Recall:
         return recall(asked, prompts, scoring=settings.scoring, batch_size=settings.batch_size, edit=edit)
 
     answered: list[tuple[Treatment, Recall]] = []
     planned = list(treatments(model, other, prompts, ask, seed=settings.seed))
-    for i, treatment in enumerate(tqdm(planned, desc=bar, disable=bar is None, leave=False)):
+    for i, treatment in enumerate(progress_bar(bar or "", items=planned, shown=bar is not None)):
         path = work / f"{i}.json"
         saved = read_saved(path)
         if saved.get("name") == treatment.name:

@@ -24,6 +24,7 @@ from attnbalance.finetuning.training_log import (
     trajectory,
     validation_losses,
 )
+from attnbalance.progress import progress_bar
 
 
 class RestoreFrozen(TrainerCallback):
@@ -118,9 +119,9 @@ class ProgressBar(ProgressCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the bar, with its name."""
-        super().on_train_begin(args, state, control, **kwargs)
-        if self.training_bar is not None:
-            self.training_bar.set_description(self.name)
+        self.current_step = 0
+        if state.is_world_process_zero:
+            self.training_bar = progress_bar(self.name, total=state.max_steps, unit="step", shown=True, leave=True)
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         """No second bar while validating."""

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tqdm import tqdm
-
 from attnbalance.arguments import expects
 from attnbalance.data.batches import check_lengths
 from attnbalance.data.facts import Fact, FactSet
@@ -26,6 +24,7 @@ from attnbalance.finetuning.examples import examples_of
 from attnbalance.finetuning.objectives.best_forms import rate_forms
 from attnbalance.models.generate import Sampling, generate
 from attnbalance.models.hooked import HookedModel
+from attnbalance.progress import progress_bar
 
 UNKNOWN = "?"
 """The answer of a fact that the model has not been asked about."""
@@ -82,7 +81,7 @@ def generated_facts(
         raise DataError(f"expected facts, and a number of facts to generate >= 1, got {len(facts)} facts and {count}")
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
     made, asked = list[Fact](), 0
-    with tqdm(total=count, desc="what the model says", unit="fact", disable=not progress, leave=False) as bar:
+    with progress_bar("what the model says", total=count, unit="fact", shown=progress) as bar:
         for relation, rated in rate_forms(examples, model, batch_size, seed, progress).items():
             like = make_prompts(facts.of_relations([relation]), template)
             before, asked = asked, asked + len(like)

@@ -13,6 +13,7 @@ from attnbalance.errors import DataError, ModelError
 from attnbalance.finetuning.examples import IGNORED, answer_logits
 from attnbalance.finetuning.instruct import instruction_examples
 from attnbalance.models.hooked import HookedModel
+from attnbalance.progress import progress_bar
 
 
 @expects(model=HookedModel, instructions=InstructionSet)
@@ -26,8 +27,6 @@ def read_output_loss(
     instructions and for rows that the model cannot read (leave them out with `InstructionSet.usable`), and `ModelError`
     for losses that are NaN or infinite.
     """
-    from tqdm import tqdm
-
     usable, examples = instruction_examples(instructions, model.tokenizer, model.max_positions)
     if not len(instructions) or len(usable) < len(instructions):
         reasons = "".join(f"; {why}" for why in usable.dropped if why not in instructions.dropped)
@@ -36,7 +35,7 @@ def read_output_loss(
             "with `instructions.usable(model.tokenizer, model.max_positions)`"
         )
     losses = torch.empty(len(examples))
-    with tqdm(total=len(examples), desc="outputs", unit="row", disable=not progress, leave=False) as bar:
+    with progress_bar("outputs", total=len(examples), unit="row", shown=progress) as bar:
         for batch in answer_logits(model, examples, batch_size):
             for i, logits in batch:
                 output = [label for label in examples[i].labels if label != IGNORED]

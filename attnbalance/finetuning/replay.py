@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from types import NoneType
 
-from tqdm import tqdm
-
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
 from attnbalance.data.forms import in_form
@@ -18,6 +16,7 @@ from attnbalance.finetuning.generated import generated_facts
 from attnbalance.finetuning.objectives.best_forms import completions, rate_forms
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.hooked import HookedModel
+from attnbalance.progress import progress_bar
 
 SHARE = 0.75
 """The share of replayed facts among all training facts."""
@@ -99,7 +98,7 @@ def known_facts(
     """
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
     forms, known = rate_forms(examples, model, batch_size, seed, progress), set[int]()
-    with tqdm(total=len(facts), desc="what is known", unit="fact", disable=not progress, leave=False) as bar:
+    with progress_bar("what is known", total=len(facts), unit="fact", shown=progress) as bar:
         for relation, rated in forms.items():
             own = facts.of_relations([relation])
             prompts = in_form(rated.form, make_prompts(own, template), seed)

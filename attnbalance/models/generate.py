@@ -19,6 +19,7 @@ from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, HeadEdit, edited
 from attnbalance.models.shared_prefixes import read_on, with_prefixes
 from attnbalance.models.thoughts import warn_of_thoughts
+from attnbalance.progress import progress_bar
 
 UNPADDED = ("git", "reformer")
 """Families that, in transformers' own generation, answer a padded prompt otherwise than the prompt alone."""
@@ -117,7 +118,7 @@ def generate(
 
 
 def _bar(prompts: int, progress: bool) -> tqdm:
-    return tqdm(total=prompts, desc="answers", unit="prompt", disable=not progress, leave=False)
+    return progress_bar("answers", total=prompts, unit="prompt", shown=progress)
 
 
 @contextmanager

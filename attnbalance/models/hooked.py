@@ -31,6 +31,7 @@ from attnbalance.models.forward import (
 )
 from attnbalance.models.rows import IMPLEMENTATION, register
 from attnbalance.models.self_check import self_check
+from attnbalance.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,11 @@ class HookedModel:
         bar: the title of a progress bar; None: no bar.
         padding_side: "left" or "right".
         """
-        from tqdm import tqdm
-
         if not encodings:
             raise DataError("expected at least one prompt, got none")
         check_lengths(encodings, self.max_positions, extra=budgets)
         alike_from = 1 if alike else self.alike_from and max(1, self.alike_from - max(budgets, default=0))
-        with tqdm(total=len(encodings), desc=bar, unit="prompt", disable=bar is None, leave=False) as progress:
+        with progress_bar(bar or "", total=len(encodings), unit="prompt", shown=bar is not None) as progress:
             for group in batches([len(encoding.ids) for encoding in encodings], batch_size, alike_from):
                 for indices in self._fitting(group, encodings, budgets):
                     yield indices, pad([encodings[i] for i in indices], self.pad_id, padding_side)

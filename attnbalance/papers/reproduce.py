@@ -22,6 +22,7 @@ from attnbalance.files.work import in_place, locked
 from attnbalance.files.worker import parse_worker
 from attnbalance.papers.figure import Cell, CellResult, PaperFigure
 from attnbalance.papers.sources import Sources
+from attnbalance.progress import progress_bar
 
 KIND = "reproduction"
 NO_MODEL = "a pretrained language model is needed: pass `model` (a folder, GGUF file or Hub id)"
@@ -160,8 +161,6 @@ def _run(
     work: Mapping[str, Sequence[Cell]], out: Path, workers: int, part: slice, progress: bool
 ) -> dict[str, AttnBalanceError]:
     """Run a part of the cells, but for those that are saved; return the figures that cannot be run, with errors."""
-    from tqdm import tqdm
-
     cells = dict(list(_distinct(work).items())[part])
     owner = {cell.name: name for name, cells in reversed(list(work.items())) for cell in cells}
     left = [cell for cell in cells.values() if not _saved(out, cell)]
@@ -170,7 +169,8 @@ def _run(
     def wanted(cell: Cell) -> bool:
         return any(cell in cells for name, cells in work.items() if name not in refused)
 
-    with tqdm(total=len(cells), initial=len(cells) - len(left), unit="fit", disable=not progress) as bar:
+    about = {"initial": len(cells) - len(left), "unit": "fit", "leave": True}
+    with progress_bar("fits", total=len(cells), shown=progress, **about) as bar:
         jobs = ((owner[cell.name], cell) for cell in left if wanted(cell))
         for cell, error in _finished(jobs, out, min(workers, len(left))):
             bar.set_description(owner[cell.name])

@@ -20,6 +20,7 @@ from attnbalance.models.hooked import HookedModel
 from attnbalance.models.hybrids import Hybrids, hybrids_of
 from attnbalance.models.interventions import edited, rows_of
 from attnbalance.models.weights import PARTS
+from attnbalance.progress import progress_bar
 from attnbalance.readings.answer_checks import check_answers_alike
 from attnbalance.readings.answer_tokens import AnswerTokens, weigh_by_probability
 from attnbalance.readings.direct_attribution import DirectAttribution, read_direct_attribution
@@ -140,14 +141,12 @@ def _read_hybrids(
     hybrids: Hybrids, answer_tokens: AnswerTokens, batch_size: int, progress: bool
 ) -> tuple[dict[tuple[str, ...], Tensor], dict[str, dict[str, Tensor]], DirectAttribution, DirectAttribution]:
     """The margins of each hybrid, each part's Shapley value in each component, and the attributions of the two ends."""
-    from tqdm import tqdm
-
     differing = hybrids.differing
     margins: dict[tuple[str, ...], Tensor] = {}
     components: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
     ends: dict[int, DirectAttribution] = {}
     coalitions = [parts for size in range(len(differing) + 1) for parts in combinations(differing, size)]
-    for coalition in tqdm(coalitions, desc="hybrids", disable=not progress, leave=False):
+    for coalition in progress_bar("hybrids", items=coalitions, shown=progress):
         with hybrids.taking(coalition) as hybrid:
             attribution = read_direct_attribution(hybrid, answer_tokens, batch_size=batch_size)
         if len(coalition) in (0, len(differing)):

@@ -100,8 +100,9 @@ def mean_intervals(
     SmolLM2-135M's attention, and in up to 50% with 5 clusters. If one cluster holds a third of all prompts, a column's
     own interval contains the mean in .93 or .94 of samples of 10 to 50 clusters with Beta(.5, 8) values, and in .90 or
     .91 with lognormal values. If 30 clusters have 20, 10, 6, 5, 4, ... prompts, alike within, and larger ones larger
-    values, it does so in .81 to .86. A bootstrap cannot know values that the sample lacks: if one prompt in 25 has twenty
-    times the usual attention, some layer's interval misses in 40% of samples of 20 prompts, 27% of 30, 4% of 150.
+    values, it does so in .81 to .86. A bootstrap cannot know values that the sample lacks: if one prompt in 25 has
+    twenty times the usual attention, some layer's interval misses in 40% of samples of 20 prompts, 27% of 30, 4% of
+    150.
     """
     table = np.asarray(values, dtype=float)
     return _ratio_intervals(table, np.ones(len(table)), clusters, simultaneous, seed)

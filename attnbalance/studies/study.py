@@ -17,6 +17,7 @@ from attnbalance.files.outputs import MARKER, as_folder, check_saved, provenance
 from attnbalance.files.work import in_place, is_finished, is_locked, locked
 from attnbalance.files.worker import parse_worker
 from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.progress import progress_bar
 from attnbalance.studies.plan import REPLAYS, Fit, Study, Variant, parse_study, recipe_of, variants
 from attnbalance.studies.prepared_world import PreparedWorld
 from attnbalance.studies.run_fit import RESULT, run_fit
@@ -92,11 +93,9 @@ def _controls(plan: Study, out: Path, progress: bool) -> list[dict[str, Any]]:
 
 def _run_all(fits: Sequence[Fit], plan: Study, out: Path, progress: bool) -> None:
     """Do fits on one world with one seed, one after the other."""
-    from tqdm import tqdm
-
     world, seed = fits[0].world, fits[0].seed
     prepared = _prepare(plan, world, seed, out, progress)
-    for fit in tqdm(fits, f"{world}, seed {seed}", unit="fit", disable=not progress):
+    for fit in progress_bar(f"{world}, seed {seed}", items=fits, unit="fit", shown=progress, leave=True):
         try:
             run_fit(fit, plan.methods[fit.method], prepared, out / fit.folder, progress)
         except DataError as error:

@@ -84,11 +84,20 @@ def messages_as_before() -> Iterator[None]:
 
 @pytest.mark.usefixtures("messages_as_before")
 @pytest.mark.parametrize("terminal", [True, False])
-def test_bars_are_drawn_on_a_terminal_alone_and_remarks_of_transformers_nowhere(
+def test_progress_is_shown_everywhere_and_transformers_bars_on_a_terminal_alone_and_its_remarks_nowhere(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
     monkeypatch.setattr(sys, "stderr", stream)
-    assert show_progress() == transformers_logging.is_progress_bar_enabled() == terminal
+    monkeypatch.delenv("TQDM_DISABLE", raising=False)
+    assert show_progress()
+    assert transformers_logging.is_progress_bar_enabled() == terminal
     assert transformers_logging.get_verbosity() == logging.ERROR
+
+
+@pytest.mark.usefixtures("messages_as_before")
+@pytest.mark.parametrize(("setting", "shown"), [("1", False), ("0", True), ("", True)])
+def test_the_environment_turns_progress_off(setting: str, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TQDM_DISABLE", setting)
+    assert show_progress() == shown

@@ -75,6 +75,49 @@ def test_a_cell_keeps_signs_that_markdown_would_read(made: ModuleType) -> None:
     assert made.markdown([["a"], ["W_Q | *b* `x_y*`"]]).splitlines()[2] == r"| W\_Q \| \*b\* `x_y*` |"
 
 
+def test_every_made_table_can_be_sorted_and_other_text_stays(made: ModuleType) -> None:
+    page = "Words | here\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n| 3 | 4 |\n\n**more**\n\n" + made.markdown(
+        [["c"], ["5"]]
+    )
+    marked = made.sortable(page)
+    assert marked.count("```{rst-class} sortable\n```\n\n| ") == 2
+    assert marked.replace("```{rst-class} sortable\n```\n\n", "") == page
+    for name in ("popularity", "context", "instruct"):
+        table = made.split_table(name)
+        assert (
+            made.sortable(table).count("{rst-class} sortable")
+            == table.count("|\n| --- |") + table.count("|\n|---|")
+            > 0
+        )
+
+
+def test_the_figure_shows_the_means_of_the_committed_results_and_names_what_is_unbeaten(
+    made: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    figures, drawing = importlib.import_module("made_figures"), importlib.import_module("real_model_scores")
+    scores = {row: [made.load_scores("real-model", row, seed) for seed in (0, 1, 2)] for row in made.METHODS}
+    both = {
+        row: tuple(sum(seed[name]["mean"] for seed in seeds) / 3 for name in ("kept", "learned"))
+        for row, seeds in scores.items()
+    }
+    best = [
+        row
+        for row, (kept, learned) in both.items()
+        if all(kept > k or learned > n or (kept, learned) == (k, n) for k, n in both.values())
+    ]
+    svg, sentence = figures.kept_and_learned(scores)
+    assert sentence == f"No other row both keeps and learns as much as these: {'; '.join(best)}."
+    assert svg == figures.kept_and_learned(scores)[0]  # pages that did not change are not built again
+    rows = {row: drawing.over_seeds([{"scores": seed} for seed in seeds]) for row, seeds in scores.items()}
+    [axes] = drawing.figure_of(rows).axes
+    drawn = {bar.get_label(): bar.lines[0].get_xydata()[0] / 100 for bar in axes.containers}
+    assert {row: tuple(point) for row, point in drawn.items()} == {row: pytest.approx(both[row]) for row in both}
+    line = axes.lines[0].get_xydata() / 100
+    assert line.tolist() == [pytest.approx(point) for point in sorted(both[row] for row in best)]
+
+
 def test_the_result_in_the_readme_is_that_of_the_committed_files(made: ModuleType) -> None:
     def scores(row: str, name: str) -> list[dict[str, float]]:
         return [made.load_scores("real-model", row, seed)[name] for seed in (0, 1, 2)]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from attnbalance.data.forms import FORMS, in_form
 from attnbalance.data.prompts import Prompt
@@ -19,6 +18,7 @@ from attnbalance.errors import BadRowsError, DataError
 from attnbalance.finetuning.examples import IGNORED, REPLAYED, Example, answer_logits, examples_of
 from attnbalance.finetuning.objectives.base_model import prompts_of
 from attnbalance.models.hooked import HookedModel
+from attnbalance.progress import progress_bar
 
 TRIED = 50
 """The largest number of facts of a relation that the base is asked in each form."""
@@ -90,7 +90,7 @@ def rate_forms(
     prompts = list({prompt.prompt_id: prompt for prompt in prompts_of(examples)}.values())
     rated, relations = dict[str, Rated](), list(dict.fromkeys(prompt.fact.relation for prompt in prompts))
     tried = [(relation, form) for relation in relations for form in FORMS]
-    bar = tqdm(tried, "which forms the base knows", unit="form", disable=not progress, leave=False)
+    bar = progress_bar("which forms the base knows", items=tried, unit="form", shown=progress)
     for relation, forms in itertools.groupby(bar, key=lambda pair: pair[0]):
         own = [prompt for prompt in prompts if prompt.fact.relation == relation]
         drawn = random.Random(seed).sample(range(len(own)), min(TRIED, len(own)))  # noqa: S311

@@ -7,7 +7,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -36,8 +36,16 @@ def divergence(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     first token lacks the space that it has after a statement), and the others are learned. The term holds the model to
     what the base says, mistakes included: facts that the base does not know are not learned.
     """
-    ids, base = forward.target(f"{term.key} ids{TOKENS}").long(), forward.target(f"{term.key}{TOKENS}").float()
-    own, single = forward.logits.float().log_softmax(-1).gather(-1, ids), base.isfinite()
+    ids, base = forward.target(f"{term.key} ids{TOKENS}"), forward.target(f"{term.key}{TOKENS}")
+    return divergence_of(forward.logits, ids, base)
+
+
+def divergence_of(
+    logits: Float[Tensor, "token vocab"], ids: Shaped[Tensor, "token top"], base: Float[Tensor, "token top"]
+) -> Float[Tensor, " token"]:
+    """The divergence of predictions from the base's: its `TOP` most probable tokens, and their log-probabilities."""
+    ids, base = ids.long(), base.float()
+    own, single = logits.float().log_softmax(-1).gather(-1, ids), base.isfinite()
     inside = torch.where(single, base.exp() * (base - own), 0.0).sum(-1)
     rest = (1 - base.exp().sum(-1)).clamp(min=0)
     own_rest = (1 - torch.where(single, own.exp(), 0.0).sum(-1)).clamp(min=1e-6)

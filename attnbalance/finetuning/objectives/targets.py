@@ -17,6 +17,7 @@ from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_fo
 from attnbalance.finetuning.objectives.mapped import collected
 from attnbalance.finetuning.objectives.objective import Objective, Targets
 from attnbalance.models.hooked import HookedModel
+from attnbalance.progress import progress_bar
 
 
 def add_targets(
@@ -70,14 +71,8 @@ def add_targets(
             result = _with(result, form_targets(asked, best))
         model = BaseModel(base, batch_size, seed, among, best)
         for term, make in makers if asked else ():
-            bar = tqdm(
-                total=len(asked),
-                desc=f"the base's numbers for {term.key}",
-                unit="fact",
-                leave=False,
-                disable=not progress,
-            )
-            with bar:
+            title = f"the base's numbers for {term.key}"
+            with progress_bar(title, total=len(asked), unit="fact", shown=progress) as bar:
                 numbers = collected(_counting(make(term, asked, model), bar), folder)
             result = _with(result, [numbers[i] for i in range(len(asked))])
     keys = tuple(term.key for term, _ in makers)

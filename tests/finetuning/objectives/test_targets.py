@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from dataclasses import replace
 
@@ -30,7 +31,10 @@ def test_an_objective_without_a_base_leaves_examples_as_they_are() -> None:
     assert all(after is before for after, before in zip(unchanged, examples, strict=True))
 
 
-def test_a_bar_shows_the_progress_of_each_term_and_of_the_choice_of_forms(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bar_shows_the_progress_of_each_term_and_of_the_choice_of_forms(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)  # elsewhere there are lines, and seldom
     examples = make_examples(TOWNS, base()[0].tokenizer)
     for progress in (False, True):
         with warnings.catch_warnings():
