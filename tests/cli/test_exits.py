@@ -32,6 +32,9 @@ def folder(tmp_path: Path, llama_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     """The current folder, with a model, facts, a study and a link that leads to itself."""
     facts = [{"subject": f"Ann {i}", "relation": "city", "answers": [("Rome", "Oslo")[i % 2]]} for i in range(12)]
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+    (tmp_path / "alpaca.json").write_text(
+        json.dumps([{"instruction": "Name a city.", "input": "", "output": "Oslo"}] * 8)
+    )
     (tmp_path / "study.yaml").write_text("worlds: {a: {facts: synthetic}}\nmethods: {b: {}}")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     monkeypatch.chdir(tmp_path)
@@ -46,6 +49,14 @@ MODELS = {
 }
 COMMANDS = {name: (name, *models, "--facts", "facts.jsonl") for name, models in MODELS.items()}
 COMMANDS |= {"demo": ("demo",), "study": ("study", "study.yaml"), "reproduce": ("reproduce", "all")}
+LATER = {
+    "trajectory": ("trajectory", "llama", "--facts", "facts.jsonl"),
+    "knowledge": ("knowledge", "a=llama", "--facts", "facts.jsonl"),
+    "context": ("context", "a=llama", "--conflicts", "swapped:facts.jsonl"),
+    "scale-adapter": ("scale-adapter", "llama", "0.5"),
+    "instruct": ("instruct", "llama", "--data", "alpaca.json"),
+    "context-critical": ("context-critical", "llama", "--data", "alpaca.json"),
+}
 
 
 def refused(folder: Path, *arguments: object) -> str:
@@ -65,17 +76,17 @@ def test_a_seed_outside_its_range_is_refused_by_every_command(command: str, seed
     assert "'--seed'" in refused(folder, *COMMANDS[command], "--seed", seed, "--out", "out")
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS | LATER)
 def test_an_output_that_links_to_itself_or_lies_with_nobody_is_refused_by_every_command(
     command: str, folder: Path
 ) -> None:
     for out in ("loop", "loop/out", "~nobody-of-this-name/out"):
-        assert "cannot follow output" in refused(folder, *COMMANDS[command], "--out", out)
+        assert "cannot follow output" in refused(folder, *(COMMANDS | LATER)[command], "--out", out)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS | LATER)
 def test_an_output_without_a_name_is_refused_by_every_command(command: str, folder: Path) -> None:
-    assert "`--out` must name a folder, got ''" in refused(folder, *COMMANDS[command], "--out", "")
+    assert "`--out` must name a folder, got ''" in refused(folder, *(COMMANDS | LATER)[command], "--out", "")
 
 
 @pytest.mark.parametrize("command", ["curve", "salience", "explain", "finetune"])
