@@ -82,6 +82,7 @@ def families(
     Exits with code 1 if one is WRONG.
     """
     from attnbalance.families.check_families import OUTCOMES, WRONG, check_families
+    from attnbalance.files.outputs import provenance
 
     kinds = dict[bool, list[str]]()
     for outcome in check_families(names or ()):
@@ -92,5 +93,6 @@ def families(
     for crossed, some in kinds.items():
         counts = ", ".join(f"{some.count(kind)} {kind}" for kind in OUTCOMES if kind in some)
         print(f"lengths {'crossed by most prompts' if crossed else 'beyond the prompts'}: {counts}")
+    print(", ".join(f"{name} {version}" for name, version in dict(provenance()["versions"]).items()))  # pyright: ignore
     if any(WRONG in some for some in kinds.values()):
         raise typer.Exit(1)

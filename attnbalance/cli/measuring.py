@@ -92,7 +92,8 @@ def trajectory(
     base: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="The model before training, shown as step 0; by default the one that adapters name."
+            metavar="MODEL",
+            help="The model before training, shown as step 0: a folder; by default the one that adapters name.",
         ),
     ] = None,
     relations: Relations = None,

@@ -101,7 +101,7 @@ READINGS: dict[str, Measurement] = {
     "rest share": _share(
         REST,
         "to the rest of the prompt",
-        "all tokens but the first that belong to neither subject, relation nor context",
+        "all tokens but the first that belong to none of subject, relation and context",
     ),
     "attention entropy": Measurement(
         lambda rows, reduce: rows.entropy(), "has", "attention entropy", lambda _: _ENTROPY
@@ -118,6 +118,8 @@ def chosen_readings(further: Sequence[str] = ()) -> tuple[str, ...]:
 
     Raises `DataError` for a title that is not in `READINGS`.
     """
+    if isinstance(further, str):
+        raise DataError(f"readings must be a list of names, got the text {further!r}")
     if unknown := [title for title in further if title not in READINGS]:
         raise DataError(f"readings must be among {', '.join(READINGS)}; got {unknown[0]!r}")
     return tuple(dict.fromkeys((SUBJECT_ATTENTION, *further)))

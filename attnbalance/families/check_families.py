@@ -169,25 +169,38 @@ def check_family(name: str, crossed: bool) -> FamilyOutcome:
             model = build(name, crossed)
             oracle = copy.deepcopy(model)
         except Exception as error:  # whatever a family's own code raises for these dimensions
-            return FamilyOutcome(name, crossed, NOT_BUILT, f"{type(error).__name__}: {error}")
+            return FamilyOutcome(name, crossed, NOT_BUILT, _words(error))
+        tokenizer = _word_tokenizer()
+        encodings, kernel, failure = encode(_prompts(), tokenizer), "", ""
+        modes = dict[str, _ByPrompt]()
         try:
-            tokenizer = _word_tokenizer()
-            encodings = encode(_prompts(), tokenizer)
             hooked = load_model(model, tokenizer=tokenizer)
+            kernel = hooked.kernel
             modes = {f"padded {side}": _read(hooked, encodings, 4, side) for side in ("left", "right")}
             modes["alone"] = _read(hooked, encodings, 1, "left")
         except AttnBalanceError as error:
             return FamilyOutcome(name, crossed, REFUSED, str(error))
-        expected, tolerance = _best_reference(oracle, encodings)
+        except Exception as error:
+            failure = _words(error)
+        try:
+            expected, tolerance = _best_reference(oracle, encodings)
+        except Exception as error:
+            return FamilyOutcome(name, crossed, NOT_BUILT, _words(error))
+    if failure:
+        return FamilyOutcome(name, crossed, WRONG, failure)
     off = {mode: _difference(readings, expected) for mode, readings in modes.items()}
     wrong = {mode: both for mode, both in off.items() if not all(value <= tolerance for value in both)}  # NaN too
     if wrong:
         detail = ", ".join(
             f"{mode} {rows:.1e} in rows, {logits:.1e} in logits" for mode, (rows, logits) in wrong.items()
         )
-        return FamilyOutcome(name, crossed, WRONG, f"{hooked.kernel}: {detail}")
-    kind = EXACT if hooked.kernel == "sdpa" else FALLBACK
+        return FamilyOutcome(name, crossed, WRONG, f"{kernel}: {detail}")
+    kind = EXACT if kernel == "sdpa" else FALLBACK
     return FamilyOutcome(name, crossed, kind, f"{max(rows for rows, _ in off.values()):.0e}")
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 @contextlib.contextmanager

@@ -191,9 +191,10 @@ def build(model_type: str, near: bool) -> PreTrainedModel:
         size = sum(p.numel() for p in cls(copy.deepcopy(config)).parameters())
     if size > 4e6:
         raise ValueError(f"{size} weights")
-    torch.manual_seed(0)
-    model = cls(config).float().eval()
-    for parameter in model.parameters():
-        if parameter.dim() > 1:  # far from uniform attention, so that a wrong mask or scale shows
-            torch.nn.init.normal_(parameter, std=1.5 * min(parameter.shape[-2:]) ** -0.5)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = cls(config).float().eval()
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # far from uniform attention, so that a wrong mask or scale shows
+                torch.nn.init.normal_(parameter, std=1.5 * min(parameter.shape[-2:]) ** -0.5)
     return model

@@ -18,23 +18,23 @@ RUN, CHECKPOINT, SCALED = "finetune", "finetune checkpoint", "scaled adapter"
 """The kinds of a folder that holds a finished run, one checkpoint of it, and an adapter with its change scaled."""
 
 LARGE = 2**26
-"""Bytes from which a file's hash is remembered. Such a file takes longer to write than the clock of its times ticks."""
+"""Bytes from which a file's hash is remembered: hashing takes longer than the clock of a file's times ticks."""
 
 
 def hash_file(path: Path) -> str:
     """SHA-256 of a file's bytes, all of them (about 1 s per GB).
 
-    A process hashes a file of at least `LARGE` bytes again only if its size, its inode or the time of its last change
-    (which no program can set) is another.
+    A process hashes a file of at least `LARGE` bytes again only if its size, its inode, or a time of its last change is
+    another (on Linux and macOS the second of these cannot be set by a program).
     """
     status = path.stat()
     if status.st_size < LARGE:
         return _digest(path)
-    return _remembered(path.resolve(), status.st_size, status.st_ino, status.st_ctime_ns)
+    return _remembered(path.resolve(), status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @lru_cache(maxsize=1024)
-def _remembered(path: Path, size: int, inode: int, changed: int) -> str:
+def _remembered(path: Path, *size_inode_and_times: int) -> str:
     return _digest(path)
 
 

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from tqdm import tqdm
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -140,7 +141,7 @@ class Watch(TrainerCallback):
                 now = look(model, self.facts)
                 numbers = logged(now, self._start, divergence_from(self._start, model, self.facts))
                 fallen = list(falls(now, self._start))
-        except ModelError as error:
+        except (ModelError, torch.OutOfMemoryError) as error:
             warnings.warn(f"Watch leaves out step {state.global_step}: {error}", stacklevel=2)
             return
         self._log(numbers, control)
@@ -179,13 +180,13 @@ class Watch(TrainerCallback):
     def _kept_start(self, folder: Path, state: TrainerState) -> Start:
         """The numbers of the first start, which the log of the checkpoint must hold as well."""
         entry = next((entry for entry in state.log_history if "watch/subject_attention" in entry), {})
-        found = kept(folder, self.facts.key)
-        if found is None or any(entry.get(name) != value for name, value in found[0]["numbers"].items()):
+        saved = kept(folder, self.facts.key)
+        if saved is None or any(entry.get(name) != value for name, value in saved[0]["numbers"].items()):
             raise OutputError(
                 f"training resumes at step {state.global_step}, but {folder} holds no numbers of its start for these "
                 "facts; watch the same facts, with template, seed and output_dir as at the start, or leave Watch out"
             )
-        return Start(**found[1])
+        return Start(**saved[1])
 
 
 def _checked_tokenizer(trainer: Trainer) -> Any:

@@ -122,15 +122,7 @@ def compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str) -> None:
     if not ((folder / name).is_file() if folder.is_dir() else hub_file(adapter, name)):
         return
     try:
-        saved = load_tokenizer(adapter)
-        differing = [
-            part
-            for part, same in (
-                ("tokens", not (saved.is_fast and used.is_fast) or is_same(saved, used)),
-                ("chat template", saved.chat_template == used.chat_template),
-            )
-            if not same
-        ]
+        differing = tokenizer_differences(load_tokenizer(adapter), used)
         problem = f"gives other {' and another '.join(differing)}" if differing else ""
     except ModelError:
         problem = "cannot be loaded"
@@ -140,6 +132,16 @@ def compare_tokenizers(used: PreTrainedTokenizerBase, adapter: str) -> None:
             f"name it: --tokenizer {adapter} (for all models of the command), or tokenizer= in Python",
             stacklevel=4,
         )
+
+
+def tokenizer_differences(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> list[str]:
+    """In what two tokenizers differ that changes prompts: "tokens", "chat template".
+
+    Tokens of slow tokenizers are compared by their vocabulary.
+    """
+    alike = is_same(a, b) if a.is_fast and b.is_fast else a.get_vocab() == b.get_vocab()
+    parts = {"tokens": alike, "chat template": a.chat_template == b.chat_template}
+    return [part for part, same in parts.items() if not same]
 
 
 def _check_unused(model: Module, name: str) -> None:

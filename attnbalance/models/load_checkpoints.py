@@ -17,16 +17,13 @@ from attnbalance.files.seals import check_model
 from attnbalance.models.fingerprint import base_name
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, hook
-from attnbalance.models.load import compare_tokenizers, load_model, load_tokenizer
+from attnbalance.models.load import compare_tokenizers, load_model, load_tokenizer, tokenizer_differences
 from attnbalance.models.load_adapter import check_adapter, check_base, put_on, split_adapter
 from attnbalance.models.load_base import LOAD_ERRORS, brief
 from attnbalance.models.swap_weights import ALONE, check_swappable, compare_weights, open_weights, swap_weights
 
 SAFE_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of LoRA's `init_lora_weights` with which loading an adapter leaves the weights of its base as they are."""
-
-TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.jinja")
-"""Files that a tokenizer is made from."""
 
 
 def load_checkpoints(
@@ -79,29 +76,33 @@ def _check_pairs(
         for adapter in adapters:
             _check_adapter(adapter)
         if tokenizer is None:
-            compare_tokenizers(load_tokenizer(bases[0], trust_remote_code), adapters[0])
+            used = load_tokenizer(bases[0], trust_remote_code)
+            for adapter in adapters:
+                compare_tokenizers(used, adapter)
     elif len(pairs) > 1:
+        if missing := [path for path, _ in pairs if not Path(path).is_dir()]:
+            raise ModelError(
+                f"full checkpoints must be local folders, got {missing[0]}; download it, and name its folder"
+            )
         if tokenizer is None:
-            _compare_tokenizer_files([path for path, _ in pairs])
+            _check_tokenizers([path for path, _ in pairs], trust_remote_code)
         first = open_weights(pairs[0][0], trust_remote_code)
         for path, _ in pairs[1:]:
             compare_weights(first, open_weights(path, trust_remote_code), path, pairs[0][0])
 
 
-def _compare_tokenizer_files(paths: Sequence[str]) -> None:
-    """Refuse full checkpoints whose tokenizer files are not those of the first one."""
+def _check_tokenizers(paths: Sequence[str], trust_remote_code: bool) -> None:
+    """Refuse full checkpoints whose tokenizer gives other tokens, or ends answers otherwise, than the first one's."""
+    first = load_tokenizer(paths[0], trust_remote_code)
     for path in paths[1:]:
-        for name in sorted({file.name for folder in (paths[0], path) for file in _tokenizer_files(folder)}):
-            first, other = (Path(folder) / name for folder in (paths[0], path))
-            if not first.is_file() or not other.is_file() or first.read_bytes() != other.read_bytes():
-                raise ModelError(
-                    f"{path} must have the tokenizer of {paths[0]}, but {name} differs; name one for all: --tokenizer, "
-                    "or tokenizer= in Python"
-                )
-
-
-def _tokenizer_files(folder: str) -> list[Path]:
-    return [file for pattern in TOKENIZER_FILES for file in Path(folder).glob(pattern)]
+        other = load_tokenizer(path, trust_remote_code)
+        parts = tokenizer_differences(other, first)
+        parts += ["end of sequence"] * (other.eos_token_id != first.eos_token_id)
+        if parts:
+            raise ModelError(
+                f"{path} must have the tokenizer of {paths[0]}, but differs in its {' and '.join(parts)}; name one for "
+                "all: --tokenizer, or tokenizer= in Python"
+            )
 
 
 def _full(paths: Sequence[str], load: Callable[..., HookedModel], trust_remote_code: bool) -> Iterator[HookedModel]:
@@ -109,11 +110,12 @@ def _full(paths: Sequence[str], load: Callable[..., HookedModel], trust_remote_c
     if not paths:
         return
     model = load(paths[0])
-    yield model
     if len(paths) == 1:
+        yield model
         return
     weights = open_weights(paths[0], trust_remote_code)
     check_swappable(model, weights)
+    yield model
     for path in paths[1:]:
         swap_weights(model, weights, path, trust_remote_code)
         yield replace(model, name=path)
@@ -137,7 +139,9 @@ def _adapters(
             check_base(base, adapter, base_path, made_for)
             checked = wanted
         own = _own_weights(base, adapter)
-        loaded, name = put_on(base, adapter, base_path).to(base.device), f"{base_path}+{adapter}"
+        loaded, name = put_on(base, adapter, base_path), f"{base_path}+{adapter}"
+        if not getattr(base, "hf_device_map", None):  # accelerate has spread the base, and put_on its adapter
+            loaded = loaded.to(base.device)
         if settings != (config := read_json(Path(adapter) / "adapter_config.json")):
             model, settings = hook(loaded, tokenizer, name), config
         yield replace(model, model=loaded, name=name)

@@ -131,7 +131,10 @@ def compare_weights(old: Weights, new: Weights, path: str, other: str) -> None:
     """Refuse a checkpoint that differs from another in more than the values of its weights."""
     where = f"{path} must differ from {other} in the values of its weights only, but"
     if (old.dtype, old.tied) != (new.dtype, new.tied):
-        raise ModelError(f"{where} config.json names dtype {new.dtype} and tied embeddings {new.tied}; {ALONE}")
+        raise ModelError(
+            f"{where} config.json names dtype {new.dtype} and tied embeddings {new.tied}, not {old.dtype} and "
+            f"{old.tied}; {ALONE}"
+        )
     if changed := differing_settings(old.settings, new.settings):
         name, (before, after) = next(iter(changed.items()))
         raise ModelError(f"{where} {name} is {after!r:.80}, not {before!r:.80}; {ALONE}")

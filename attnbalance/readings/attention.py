@@ -77,7 +77,7 @@ class AttentionRows:
         alphabetically first. The first token is a part of its own only where no role has it; if one does, the share of
         "first token" is 0. The share of "subject" is `to("subject", "sum")`.
 
-        Raises `DataError` for a role that a prompt lacks.
+        Of value-weighted rows it is a sum of lengths, no share of 1. Raises `DataError` for a role that a prompt lacks.
         """
         taken = torch.zeros(len(self.values), self.values.shape[-1], dtype=torch.bool)
         owned = {} if part in (FIRST_TOKEN, REST) else {part: self._span(part)}
@@ -124,7 +124,8 @@ def read_attention(
 ) -> AttentionRows:
     """The attention row of every prompt's last token in every layer and head, in the order of the prompts.
 
-    A TransformerBridge (of TransformerLens) is read through its own attention patterns, with the hooks that are on it.
+    A TransformerBridge (of TransformerLens) is read through its own attention patterns, with the hooks that are on it,
+    and with its own tokenizer, which may add a first token.
     Holds the rows of all prompts: prompts x layers x heads x longest prompt x 4 bytes. `read_subject_attention` holds
     one batch at a time. Raises `BadRowsError` for prompts that cannot be tokenized or are longer than the model's
     positions, `DataError` for no prompts.

@@ -54,7 +54,7 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
 
 
 def _alike(hits: Sequence[bool], clusters: Sequence[str]) -> float:
-    """The correlation within clusters: 1 - how often two prompts of one differ, over how often any two would."""
+    """The correlation within clusters: 1 - how often two prompts of a cluster differ, over how often any two would."""
     of = np.unique(clusters, return_inverse=True)[1]
     right, size, share = np.bincount(of, hits), np.bincount(of), float(np.mean(hits))
     pairs = float((size * (size - 1)).sum())

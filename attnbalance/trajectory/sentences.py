@@ -40,7 +40,7 @@ def _accuracy(trajectory: Trajectory) -> str:
     if change is None or rates is None:
         return "accuracy was not measured"
     if not any(rate.mean for rate in (rates[0], rates[-1])):
-        return "neither answers any of the questions right"
+        return "neither the first nor the last checkpoint answers any question right"
     values = f"from {percent(rates[0].mean)} to {percent(rates[-1].mean)}"
     test = f"{points(change.interval)}, exact McNemar p = {change.p_value:.2g}"
     if math.isnan(change.interval.low):

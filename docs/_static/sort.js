@@ -10,7 +10,7 @@ function keyOf(cell) {
   return number ? Number(number[0].replaceAll(",", "")) : text;
 }
 
-/* Numbers come before texts. */
+/* Numbers come before texts, and after them where the order is down. */
 function compare(a, b) {
   if (typeof a !== typeof b) return typeof a === "number" ? -1 : 1;
   return typeof a === "number" ? a - b : a.localeCompare(b);

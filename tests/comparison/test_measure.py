@@ -136,6 +136,8 @@ def test_subject_attention_comes_first_and_once() -> None:
 def test_an_unknown_reading_is_refused_with_the_known_ones() -> None:
     with pytest.raises(DataError, match=r"readings must be among subject attention, .*; got 'entropy'"):
         chosen_readings(["entropy"])
+    with pytest.raises(DataError, match="must be a list of names, got the text 'rest share'"):
+        chosen_readings("rest share")
 
 
 @pytest.mark.parametrize("title", READINGS)

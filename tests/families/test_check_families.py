@@ -75,6 +75,24 @@ def test_a_family_whose_code_fails_is_not_built(monkeypatch: pytest.MonkeyPatch)
     )
 
 
+def test_an_error_that_is_not_ours_is_wrong_and_the_others_are_still_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object, **options: object) -> None:
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "load_model", fails)
+        outcomes = list(check_families(["llama", "gpt2"]))
+    assert [(outcome.kind, outcome.detail) for outcome in outcomes] == [("WRONG", "RuntimeError: out of luck")] * 2
+    monkeypatch.setattr(module, "_best_reference", fails)
+    assert check_family("llama", False).kind == "not built"
+
+
+def test_the_callers_random_numbers_stay_as_they_are() -> None:
+    before = torch.get_rng_state()
+    build("llama", near=False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_family_with_a_length_is_checked_within_and_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "check_family", lambda name, crossed: (name, crossed))
     assert list(check_families(["llama", "mistral"])) == [("llama", False), ("mistral", False), ("mistral", True)]

@@ -245,3 +245,32 @@ def test_adapters_of_two_bases_and_adapters_beside_full_checkpoints_are_refused(
         load_checkpoints([(str(checkpoint), plain), (str(full[0]), plain)])
     with pytest.raises(ModelError, match="either full checkpoints or adapters, got both"):
         load_checkpoints([(str(checkpoint), plain), (str(full[0]), None)])
+
+
+def test_what_cannot_be_swapped_is_refused_before_any_checkpoint_is_handed_out(
+    full: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(model: HookedModel, weights: object) -> None:
+        raise ModelError("another name once it is loaded")
+
+    monkeypatch.setattr("attnbalance.models.load_checkpoints.check_swappable", refuse)
+    models = load_checkpoints([(str(path), None) for path in full])
+    with pytest.raises(ModelError, match="another name once it is loaded"):
+        next(models)
+
+
+def test_full_checkpoints_of_the_hub_are_refused_as_such(full: list[Path]) -> None:
+    with pytest.raises(
+        ModelError, match=r"full checkpoints must be local folders, got meta-llama/Llama-3\.2-1B; download"
+    ):
+        load_checkpoints([("meta-llama/Llama-3.2-1B", None), (str(full[0]), None)])
+
+
+def test_the_tokenizer_of_every_adapter_is_compared_with_the_bases(checkpoint: Path, tmp_path: Path) -> None:
+    paths = [saved(tmp_path / str(i), checkpoint, i) for i in range(2)]
+    tokenizer = tiny_tokenizer("bos")
+    tokenizer.save_pretrained(paths[0])
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(paths[1])
+    with pytest.warns(UserWarning, match=r"tokenizer in .*1 gives other chat template"):
+        load_checkpoints([(str(checkpoint), str(path)) for path in paths])

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, found by folder or pattern, and their steps."""
+"""Checkpoints of a run, specs by folder or pattern, and their steps."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def test_a_trainers_folder_a_pattern_and_a_list_give_the_same_sorted_by_step(tmp
     paths = [made(run / f"checkpoint-{step}", step) for step in (100, 20, 3)]
     made(tmp_path / "run-final", file="config.json")
     (run / "adapter_config.json").write_text("{}")  # Trainer's last save, beside the checkpoints
-    found = find_checkpoints([str(run)])
-    assert list(found) == [0, 3, 20, 100]
-    assert found[0] == ModelSpec("step 0", "models/base")
-    assert found[3] == ModelSpec("step 3", str(paths[2]))
-    assert find_checkpoints([str(run / "checkpoint-*")]) == found == find_checkpoints([str(path) for path in paths])
+    specs = find_checkpoints([str(run)])
+    assert list(specs) == [0, 3, 20, 100]
+    assert specs[0] == ModelSpec("step 0", "models/base")
+    assert specs[3] == ModelSpec("step 3", str(paths[2]))
+    assert find_checkpoints([str(run / "checkpoint-*")]) == specs == find_checkpoints([str(path) for path in paths])
 
 
 def test_the_model_before_training_is_step_0_and_can_be_named(tmp_path: Path) -> None:
     paths = [made(tmp_path / "lora" / f"checkpoint-{step}") for step in (1, 2)]
-    found = find_checkpoints([str(tmp_path / "lora")], "models/other")
-    assert found[0] == ModelSpec("step 0", "models/other")
-    assert found[2] == ModelSpec("step 2", "models/other", str(paths[1]))
+    specs = find_checkpoints([str(tmp_path / "lora")], "models/other")
+    assert specs[0] == ModelSpec("step 0", "models/other")
+    assert specs[2] == ModelSpec("step 2", "models/other", str(paths[1]))
     paths = [made(tmp_path / "full" / f"checkpoint-{step}", file="config.json") for step in (1, 2)]
     assert list(find_checkpoints([str(tmp_path / "full")])) == [1, 2]
-    found = find_checkpoints([str(tmp_path / "full")], "models/other")
-    assert found == {
+    specs = find_checkpoints([str(tmp_path / "full")], "models/other")
+    assert specs == {
         0: ModelSpec("step 0", "models/other"),
         **{step: ModelSpec(f"step {step}", str(path)) for step, path in zip((1, 2), paths, strict=True)},
     }

@@ -186,11 +186,23 @@ def test_a_last_checkpoint_of_another_shape_is_refused_before_anything_is_measur
 
 def test_another_tokenizer_in_one_checkpoint_is_refused_unless_one_is_given(full: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(full, tmp_path / "copy"))
-    (copy / "checkpoint-20" / "tokenizer.json").write_text("{}")
-    with pytest.raises(ModelError, match="checkpoint-20 must have the tokenizer of .*tokenizer.json differs"):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(copy / "checkpoint-20")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.add_special_tokens({"eos_token": "?"})
+    tokenizer.save_pretrained(copy / "checkpoint-20")
+    with pytest.raises(
+        ModelError, match="checkpoint-20 must have the tokenizer of .* its tokens and chat template and end of"
+    ):
         compare_checkpoints(copy, FACTS_ASKED, SETTINGS, tmp_path / "out")
     named = MeasureSettings(batch_size=4, tokenizer=str(full / "checkpoint-10"))
     assert "accuracy was not measured" in compare_checkpoints(copy, FACTS_ASKED, named, tmp_path / "out")
+
+
+def test_a_tokenizer_that_was_saved_again_is_the_same(full: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(full, tmp_path / "copy"))
+    path = copy / "checkpoint-20" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"note": "saved by another version"}, indent=7))
+    compare_checkpoints(copy, FACTS_ASKED, MeasureSettings(), tmp_path / "out")
 
 
 def test_a_folder_of_another_trajectory_is_refused(run: Path, full: Path, tmp_path: Path) -> None:

@@ -33,5 +33,7 @@ def test_too_few_subjects_and_no_answers_are_said() -> None:
     text = headline(a_trajectory(right=None, subject="Ann"))
     assert "too few or too unequal subjects give no interval for a change in subject attention" in text
     assert "accuracy was not measured" in text
-    assert "neither answers any of the questions right" in headline(a_trajectory(right=(0, 5, 0)))
+    assert "neither the first nor the last checkpoint answers any question right" in headline(
+        a_trajectory(right=(0, 5, 0))
+    )
     assert "accuracy went from 75.0% to 25.0% (too few" in headline(a_trajectory(subject="Ann"))
