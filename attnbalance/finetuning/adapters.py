@@ -158,7 +158,10 @@ def under_adapters(model: PeftModel, chosen: Chosen) -> Chosen:
         if isinstance(layer, BaseTunerLayer)
     }
     masks = {name: chosen.masks[name] for name in layers}
-    sizes = (layers[name].weight.numel() if mask is None else int(mask.sum()) for name, mask in masks.items())
+    sizes = (
+        layers[name].get_parameter("weight").numel() if mask is None else int(mask.sum())
+        for name, mask in masks.items()
+    )
     return replace(chosen, masks=masks, numbers=sum(sizes))
 
 
