@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -145,6 +146,23 @@ def add_adapters(model: PreTrainedModel, chosen: Chosen, fields: Mapping[str, An
         return get_peft_model(model, config)  # pyright: ignore[reportReturnType]
     except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, ImportError) as error:
         raise DataError(f"peft refuses {json.dumps(dict(fields))} on {type(model).__name__}: {error}") from error
+
+
+def under_adapters(model: PeftModel, chosen: Chosen) -> Chosen:
+    """Those of the chosen entries that a model's adapters change: without embeddings, norms, biases and the output."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = {
+        f"{name.removeprefix('base_model.model.')}.weight": layer.get_base_layer()
+        for name, layer in model.named_modules()
+        if isinstance(layer, BaseTunerLayer)
+    }
+    masks = {name: chosen.masks[name] for name in layers}
+    sizes = (
+        layers[name].get_parameter("weight").numel() if mask is None else int(mask.sum())
+        for name, mask in masks.items()
+    )
+    return replace(chosen, masks=masks, numbers=sum(sizes))
 
 
 def _linear_layers(model: PreTrainedModel, chosen: Chosen) -> Mapping[str, nn.Module]:

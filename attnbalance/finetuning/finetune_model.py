@@ -18,7 +18,7 @@ from attnbalance.data.prompts import as_template
 from attnbalance.files.outputs import MARKER, provenance, write_json, write_json_lines, write_saved
 from attnbalance.files.seals import CHECKPOINT, hash_files
 from attnbalance.files.work import finishing, is_finished
-from attnbalance.finetuning.adapters import add_adapters, add_lora, peft_config
+from attnbalance.finetuning.adapters import add_adapters, add_lora, peft_config, under_adapters
 from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, written
 from attnbalance.finetuning.curriculum import order
 from attnbalance.finetuning.evaluation import SHORTCUT
@@ -202,7 +202,8 @@ def _trainable(base: str, settings: FinetuneSettings, examples: Sequence[Example
     else:
         kind = settings.peft["peft_type"]
         adapted, frozen = add_adapters(model, chosen, settings.peft), FrozenWeights({})
-    trained = f"{chosen.describe()}, through {frozen.trained(adapted):,} of {kind} adapters"
+    changed = under_adapters(adapted, chosen).describe()
+    trained = f"{changed}, through {frozen.trained(adapted):,} of {kind} adapters"
     return _Trainable(adapted, frozen, base_fingerprint, trained)
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from attnbalance.data.batches import PromptBatch, pad
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import ModelError
-from attnbalance.models.forward import attention_maps, base_of, device_of, forward_rows, layer_list
+from attnbalance.models.forward import attention_maps, base_of, device_of, forward_rows, layer_list, taken
 
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 """Largest difference allowed in a row, and in a logit relative to the largest one, by the model's dtype.
@@ -61,8 +61,9 @@ def eager_reference(model: Module, encoding: Encoding) -> Reference:
         inputs[layer] = hidden[0].clone()
         return hidden
 
+    last = taken(base_of(model), {"logits_to_keep": 1})
     with layer_inputs(base_of(model), keep):
-        output = model(input_ids=ids, output_attentions=True, use_cache=False)
+        output = model(input_ids=ids, output_attentions=True, use_cache=False, **last)
     maps, logits = attention_maps(output)
     rows = torch.stack([layer[0, :, -1].to(ids.device) for layer in maps]).float()
     return Reference(rows, logits[0, -1], inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -68,8 +68,13 @@ def inputs_of(base: PreTrainedModel, batch: PromptBatch, logits_to_keep: int) ->
     device = device_of(base)
     inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": (batch.attention_mask != 0).long().to(device)}
     extra = {"position_ids": batch.position_ids.to(device), "use_cache": False, "logits_to_keep": logits_to_keep}
+    return inputs | taken(base, extra)
+
+
+def taken(base: PreTrainedModel, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some arguments that the family's forward pass names."""
     named = inspect.signature(base.forward).parameters
-    return inputs | {key: value for key, value in extra.items() if key in named}
+    return {key: value for key, value in arguments.items() if key in named}
 
 
 def forward_uncapped(

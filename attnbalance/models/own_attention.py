@@ -13,7 +13,7 @@ from torch.nn import Module
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import ModelError
 from attnbalance.models.eager_reference import layer_inputs
-from attnbalance.models.forward import base_of, depth_of, device_of
+from attnbalance.models.forward import base_of, depth_of, device_of, taken
 
 LIMIT = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Largest mean difference allowed in a layer's output and in the logits, relative to their mean size, by dtype.
@@ -23,6 +23,9 @@ SDPA by 2e-7 in float32, 5e-3 in bfloat16 and 5e-4 in float16; scores that are a
 by 2e-2, in a model of 260,000 parameters by 1e-2. In bfloat16 smaller errors may pass.
 """
 
+LOGITS = 64
+"""Positions, counted from the end, whose logits are compared: all of them cost more than the layers in a small model
+with a large vocabulary, on a prompt as long as a sliding window."""
 
 SIXTEEN_BITS = ", unless 16 bits make the difference, as in mixtures of experts: try dtype='float32'"
 """What to try in 16 bits: rounding at another place may send a token to another expert."""
@@ -33,8 +36,8 @@ class OwnOutputs(NamedTuple):
 
     inputs: dict[int, Float[Tensor, "position d_model"]]
     """The input of each layer, where layers can be hooked."""
-    logits: Float[Tensor, "position vocab"]
-    """The logits of all positions."""
+    logits: Float[Tensor, "logit_position vocab"]
+    """The logits of the last `LOGITS` positions (of all, in families that give no fewer)."""
 
 
 @torch.no_grad()
@@ -73,9 +76,10 @@ def check_own(model: Module, encoding: Encoding, own: OwnOutputs, name: str, imp
 
 
 def _logits(model: Module, encoding: Encoding, change: Callable[[int, Tensor], Tensor]) -> Tensor:
-    ids = torch.tensor([encoding.ids], device=device_of(base_of(model)))
-    with layer_inputs(base_of(model), change):
-        return model(input_ids=ids, use_cache=False).logits[0]
+    base = base_of(model)
+    ids = torch.tensor([encoding.ids], device=device_of(base))
+    with layer_inputs(base, change):
+        return model(input_ids=ids, use_cache=False, **taken(base, {"logits_to_keep": LOGITS})).logits[0]
 
 
 def _difference(now: Tensor, before: Tensor) -> float:

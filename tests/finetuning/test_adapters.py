@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from uneven import uneven
 
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.adapters import add_adapters, add_lora, peft_config
+from attnbalance.finetuning.adapters import add_adapters, add_lora, peft_config, under_adapters
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.parameters import Chosen, select_weights
 from attnbalance.finetuning.settings import FinetuneSettings
@@ -27,6 +27,21 @@ OTHERS = [
     {"peft_type": "IA3", "feedforward_modules": []},
     {"peft_type": "lora", "r": 2, "use_dora": True, "use_rslora": True},
 ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        # two layers of 3072 in attention and 3 x 32 x 48 in the MLP; no embeddings and no norms
+        ("all", "Trained: all, 15,360 of 42,400 numbers (36.2%) in 14 parameters"),
+        ("q@0.1", "Trained: q@0.1, 256 of 42,400 numbers (0.604%) in 1 parameter"),
+    ],
+)
+def test_what_is_trained_through_adapters_is_the_weights_that_they_change(text: str, line: str) -> None:
+    model = uneven("llama")
+    chosen = select_weights(model, text)
+    adapted, _ = add_lora(copy.deepcopy(model), chosen, 2, 2)
+    assert under_adapters(adapted, chosen).describe() == line
 
 
 @pytest.mark.parametrize("fields", OTHERS, ids=lambda fields: fields["peft_type"])

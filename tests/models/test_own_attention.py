@@ -7,11 +7,11 @@ import copy
 import pytest
 import torch
 import transformers
-from tiny import SIZES, tiny_model, tiny_tokenizer
+from tiny import SIZES, tiny_config, tiny_model, tiny_tokenizer
 
 from attnbalance import load_model
 from attnbalance.errors import ModelError
-from attnbalance.models.own_attention import check_own, own_outputs
+from attnbalance.models.own_attention import LOGITS, check_own, own_outputs
 from attnbalance.models.self_check import _random_prompts
 
 FALCON = {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}
@@ -61,3 +61,23 @@ def test_without_layers_that_can_be_hooked_the_logits_tell(monkeypatch: pytest.M
     model.lm_head.weight.data *= 1.5
     with pytest.raises(ModelError, match=r"a difference of 50\.0% in the logits"):
         check_own(model, prompt, own, "it", "sdpa")
+
+
+def test_the_last_logits_are_those_of_a_whole_pass_and_no_more_are_computed_on_a_long_prompt() -> None:
+    torch.manual_seed(0)
+    window = LOGITS + 40  # the self-check's third prompt is longer than the window
+    config = tiny_config("gemma2", sliding_window=window, max_position_embeddings=2 * window)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    [prompt] = _random_prompts(model, [window + 9])
+    with torch.no_grad():
+        whole = model(torch.tensor([prompt.ids])).logits[0]
+    own = own_outputs(model, prompt)
+    # one product of matrices over fewer rows: float32 sums in another order, differences of 1e-7 here
+    torch.testing.assert_close(own.logits, whole[-LOGITS:], atol=1e-5, rtol=0)
+
+    read, computed = list[int](), list[int]()
+    model.model.register_forward_hook(lambda module, inputs, output: read.append(output[0].shape[1]))
+    model.lm_head.register_forward_hook(lambda module, inputs, output: computed.append(output.shape[1]))
+    load_model(model, tokenizer=tiny_tokenizer())
+    assert max(read) == window + 9
+    assert max(computed) == LOGITS
