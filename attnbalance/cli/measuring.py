@@ -90,11 +90,7 @@ def trajectory(
     facts: Facts,
     out: Out,
     base: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="The model before training, shown as step 0: a folder; by default the one that adapters name.",
-        ),
+        str | None, typer.Option(metavar="MODEL", help="Model before training (step 0); by default the adapters' base.")
     ] = None,
     relations: Relations = None,
     template: Template = "qa",
