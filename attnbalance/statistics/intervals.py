@@ -102,7 +102,8 @@ def mean_intervals(
     .91 with lognormal values. If 30 clusters have 20, 10, 6, 5, 4, ... prompts, alike within, and larger ones larger
     values, it does so in .81 to .86. A bootstrap cannot know values that the sample lacks: if one prompt in 25 has
     twenty times the usual attention, some layer's interval misses in 40% of samples of 20 prompts, 27% of 30, 4% of
-    150.
+    150. So it does with SmolLM2-135M's attention to 300 subjects of five relations, of which a few get nine standard
+    deviations more than the mean: in 45%, 57%, 43% and 8% of samples of 20, 30, 50 and 150 (200 samples each).
     """
     table = np.asarray(values, dtype=float)
     return _ratio_intervals(table, np.ones(len(table)), clusters, simultaneous, seed)
