@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from tiny import eager, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance.data.batches import pad
@@ -73,7 +74,8 @@ def test_random_numbers_that_are_drawn_meanwhile_are_drawn_again_afterwards(draw
 
 
 @pytest.mark.parametrize("kind", ["plain", "lora"])
-def test_it_computes_without_the_autocast_of_training_and_gets_it_back(kind):
+def test_it_computes_without_the_autocast_of_training_and_gets_it_back(kind, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})  # trainers of other tests may have set it, to float32
     model = tiny_model("llama")
     model = tiny_lora(model, ["q_proj", "v_proj"]) if kind == "lora" else model
     alone = hook(copy.deepcopy(model), tiny_tokenizer(), "tiny")
