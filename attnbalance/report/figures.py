@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 
 from attnbalance.errors import DataError
 from attnbalance.readings.curves import Curve, head_map
@@ -199,19 +200,46 @@ def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure
     """
     reading = a if b is None else difference(a, b)
     values = head_map(reading).numpy()
+    heads = [str(head) for head in range(values.shape[1])]
+    label = reading.unit if b is None else f"difference ({reading.unit})"
+    figure = draw_layers(values, reading.layers, heads, "head", label, signed=b is not None)
+    figure.axes[0].set_title(title)
+    return figure
+
+
+def draw_layers(
+    values: Float[np.ndarray, "layer column"],
+    layers: Sequence[int],
+    columns: Sequence[str],
+    axis: str,
+    label: str,
+    *,
+    signed: bool = False,
+) -> Figure:
+    """Numbers by layer (rows, from below) and something else (columns), as shades with a bar.
+
+    From white at zero to blue at the largest value; where something is negative, or with `signed`, from orange to blue
+    around zero.
+
+    values: the numbers.
+    layers: the layers' numbers.
+    columns: the columns' names, of which at most 16 are shown.
+    axis: what the columns are.
+    label: what the numbers are, with their unit.
+    """
     top = float(np.abs(values).max()) or 1.0
-    signed = b is not None or float(values.min()) < 0
+    signed = signed or float(values.min()) < 0
     colours = shades(COLOURS[1], "#ffffff", COLOURS[0]) if signed else shades(COLOURS[0])
-    n_layers, n_heads = values.shape
+    n_layers, n_columns = values.shape
     with make_axes(1, height=1.6 + min(5.5, max(1.2, 0.22 * n_layers))) as (figure, [ax]):
         image = ax.imshow(values, aspect="auto", origin="lower", interpolation="nearest", cmap=colours)
         image.set_clim(-top if signed else 0.0, top)
-        steps = [range(0, n, -(-n // 16)) for n in (n_heads, n_layers)]
-        ax.set_xticks(steps[0], [str(i) for i in steps[0]])
-        ax.set_yticks(steps[1], [str(reading.layers[i]) for i in steps[1]])
-        ax.set(xlabel="head", ylabel="layer", title=title)
+        across, up = (range(0, n, -(-n // 16)) for n in (n_columns, n_layers))
+        ax.set_xticks(across, [columns[i] for i in across])
+        ax.set_yticks(up, [str(layers[i]) for i in up])
+        ax.set(xlabel=axis, ylabel="layer")
         ax.grid(visible=False)
-        figure.colorbar(image, ax=ax, label=reading.unit if b is None else f"difference ({reading.unit})", pad=0.02)
+        figure.colorbar(image, ax=ax, label=label, pad=0.02)
     return figure
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnbalance.report.figures import COLOURS, make_axes, shades, whiskers
+from attnbalance.report.figures import COLOURS, draw_layers, make_axes, whiskers
 from attnbalance.statistics.intervals import Interval
 from attnbalance.trajectory.trajectory import Trajectory
 
@@ -19,23 +19,12 @@ if TYPE_CHECKING:
 def draw_map(trajectory: Trajectory, title: str) -> Figure:
     """A reading's mean over heads and prompts for each layer (rows) and checkpoint (columns, one width each).
 
-    From white at zero to blue at the largest value; where something is negative, orange to blue around zero.
+    Colours are those of `draw_layers`.
     """
-    values = np.array(trajectory.by_layer(title)).T
     reading = trajectory.comparison.measured[0].reading(title)
-    top, signed = float(np.abs(values).max()) or 1.0, float(values.min()) < 0
-    n_layers, n_steps = values.shape
-    with make_axes(1, height=1.6 + min(5.5, max(1.2, 0.22 * n_layers))) as (figure, [ax]):
-        colours = shades(COLOURS[1], "#ffffff", COLOURS[0]) if signed else shades(COLOURS[0])
-        image = ax.imshow(values, aspect="auto", origin="lower", interpolation="nearest", cmap=colours)
-        image.set_clim(-top if signed else 0.0, top)
-        columns, rows = range(0, n_steps, -(-n_steps // 12)), range(0, n_layers, -(-n_layers // 16))
-        ax.set_xticks(columns, [str(trajectory.steps[i]) for i in columns])
-        ax.set_yticks(rows, [str(reading.layers[i]) for i in rows])
-        ax.set(xlabel="step", ylabel="layer")
-        ax.grid(visible=False)
-        figure.colorbar(image, ax=ax, label=f"{title} ({reading.unit})", pad=0.02)
-    return figure
+    steps = [str(step) for step in trajectory.steps]
+    values = np.array(trajectory.by_layer(title)).T
+    return draw_layers(values, reading.layers, steps, "step", f"{title} ({reading.unit})")
 
 
 def draw_means(trajectory: Trajectory, title: str) -> Figure:
