@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before transformers is imported
 os.environ.setdefault("MPLBACKEND", "agg")
@@ -24,6 +27,7 @@ TYPED = (
     "attnbalance.models.generate",
     "attnbalance.models.hooked",
     "attnbalance.models.norms",
+    "attnbalance.models.pattern_rows",
     "attnbalance.models.residual_parts",
     "attnbalance.models.weight_roles",
     "attnbalance.models.weights",
@@ -48,6 +52,9 @@ torch.set_num_threads(1)  # models this small lose more by waiting for a second 
 
 import torch
 from tiny import FACTS, tiny_model, tiny_tokenizer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 SHARED = Path(__file__).parents[1] / "../shared"
 
@@ -129,3 +136,17 @@ def lora_folder(tmp_path: Path) -> Path:
     config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     get_peft_model(tiny_model("llama"), config).save_pretrained(tmp_path / "lora")
     return tmp_path / "lora"
+
+
+@pytest.fixture(scope="module")  # playwright runs an event loop, in which other tests could start none
+def browser() -> Iterator[Browser]:
+    """Chromium; tests are skipped where there is none."""
+    from playwright.sync_api import sync_playwright
+
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("needs Chromium")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -170,7 +169,7 @@ def falls(now: Look, start: Start) -> Iterator[tuple[str, str]]:
 
 
 def _left(share: Interval) -> str:
-    return f"{np.round(100 * share.mean):.0f}% [{100 * share.low:.0f}, {100 * share.high:.0f}]"
+    return f"{100 * share.mean:.0f}% [{100 * share.low:.0f}, {100 * share.high:.0f}]"
 
 
 def _still(now: Look, start: Start) -> list[bool]:

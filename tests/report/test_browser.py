@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from attnbalance.comparison.page import write_report
 from attnbalance.explanation.page import write_page as write_explanation
@@ -25,17 +23,6 @@ RIGHT = {"top": [i < 30 for i in range(40)], "bottom": [i < 10 for i in range(40
 FOUR = {f"a-checkpoint-with-a-long-name-{i}": [0.1 * i, 0.2, 0.3] for i in range(4)}
 PAGES = ("pair", "alone", "four", "explain", "trajectory", "reproduce")
 WIDTHS = (390, 768, 1280)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("needs Chromium")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
