@@ -230,9 +230,11 @@ def finetune(
     name = f"{done.base}+{out}" if settings.has_adapters else out
     if dropped:
         print(_dropped(chosen, dropped).strip())
-    sizes = {part: len(facts) for part, facts in parts.parts.items()}
+    apart = {part: facts for part, facts in parts.parts.items() if part != "validation" or facts is not parts.train}
     print(f"{done.trained}.")
-    print(f"Facts: {', '.join(f'{n} {part}' for part, n in sizes.items())}, {parts.left_out} left out.")
+    sizes = ", ".join(f"{len(facts)} {part}" for part, facts in apart.items())
+    validated = "" if "validation" in apart else "; validated on the training facts"
+    print(f"Facts: {sizes}, {parts.left_out} left out{validated}.")
     if about_replay:
         print(about_replay)
     if about := describe(done.base_completes, parse_objective(objective)):

@@ -20,6 +20,7 @@ NOT_FOR_USERS = (
     SEAL,
     STATE,
     *SPENT,
+    "README.md",
     "*.bin",
     "*.distcp",
     "pytorch_model_fsdp*",

@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import as_template
-from attnbalance.files.outputs import MARKER, provenance, write_json, write_json_lines, write_saved
+from attnbalance.files.outputs import MARKER, provenance, write_json, write_json_lines, write_saved, write_text
 from attnbalance.files.seals import CHECKPOINT, hash_files
 from attnbalance.files.work import finishing, is_finished
 from attnbalance.finetuning.adapters import add_adapters, add_lora, peft_config, under_adapters
@@ -24,6 +24,7 @@ from attnbalance.finetuning.curriculum import order
 from attnbalance.finetuning.evaluation import SHORTCUT
 from attnbalance.finetuning.examples import REPLAYED, Example, first_difference, make_examples
 from attnbalance.finetuning.loop import TrainingData, on_main_process_first, train, training_in
+from attnbalance.finetuning.model_card import CARD, model_card
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, parse_parts, select_weights, train_only
 from attnbalance.finetuning.ranking import rank_facts
@@ -248,6 +249,8 @@ def _finish(
     best, done = min(losses, key=lambda step: losses[step]), written(work, losses)
     with finishing(out, KIND, about["config"], work) as folder:
         copy_for_users(done[best], folder)
+        adapter = (folder / "adapter_config.json").exists()
+        write_text(folder / CARD, model_card(about, losses, adapter=adapter))
         for step, path in done.items():
             target = folder / "checkpoints" / checkpoint_name(step)
             copy_for_users(path, target, link=True)
@@ -259,7 +262,7 @@ def _finish(
         write_json(folder / TRAJECTORY, {"trajectory": list(validations)})
         history = [[step, loss] for step, loss in losses.items()]
         record = {"kind": KIND, "best_step": best, "validation_loss": history, **about}
-        write_saved(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})
+        write_saved(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER, CARD])})
 
 
 def _about(split: Split) -> dict[str, object]:

@@ -16,6 +16,7 @@ from attnbalance.files.outputs import MARKER, as_folder, provenance, read_json, 
 from attnbalance.files.seals import SCALED, check_files, check_model, hash_files
 from attnbalance.files.work import close_work, finishing, is_finished, working
 from attnbalance.finetuning.checkpoints import STATE
+from attnbalance.finetuning.model_card import CARD
 from attnbalance.finetuning.runs import TRAJECTORY
 from attnbalance.finetuning.schedule import check_rate
 from attnbalance.models.fingerprint import FILES, files_fingerprint
@@ -65,13 +66,13 @@ def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
     else:
         tensors = _scaled(source, factor)
         with working(out, SCALED, config) as work, finishing(out, SCALED, config, work) as folder:
-            _copy_about(source, folder)
+            _copy_about(source, factor, folder)
             with writing(folder / WEIGHTS):
                 save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
             recorded = read_json(source / MARKER)
             about = provenance() | {name: recorded[name] for name in OF_THE_BASE if name in recorded}
             record = {"kind": SCALED, "config": config, **about}
-            write_saved(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER])})
+            write_saved(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER, CARD])})
     close_work(out)
     return out
 
@@ -107,11 +108,17 @@ def _scaled(adapter: Path, factor: float) -> dict[str, torch.Tensor]:
     return scaled
 
 
-def _copy_about(adapter: Path, folder: Path) -> None:
-    """Copy what stands beside an adapter's weights: its configuration, tokenizer, chat templates and model card."""
+def _copy_about(adapter: Path, factor: float, folder: Path) -> None:
+    """Copy what stands beside an adapter's weights: its configuration, tokenizer, chat templates, and model card.
+
+    The card says what the adapter was before, so the factor is added.
+    """
     with writing(folder):
-        for path in (path for pattern in (*FILES, "README.md") for path in adapter.glob(pattern)):
+        for path in (path for pattern in (*FILES, CARD) for path in adapter.glob(pattern)):
             if path.suffix != ".safetensors" and path.name not in (MARKER, TRAJECTORY, STATE):
                 target = folder / path.relative_to(adapter)
                 target.parent.mkdir(exist_ok=True)
                 shutil.copy2(path, target)
+        if (folder / CARD).exists():
+            with (folder / CARD).open("a") as card:
+                card.write(f"\nScaled with attnbalance: {factor:g} times the change of the adapter described here.\n")

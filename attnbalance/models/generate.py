@@ -75,6 +75,7 @@ def generate(
     sampling: Sampling | None = None,
     first_line: bool = False,
     progress: bool = False,
+    title: str = "answers",
 ) -> list[str]:
     """The text that the model generates after each prompt, without special tokens, in order of the prompts.
 
@@ -92,6 +93,7 @@ def generate(
         sampling: how to draw tokens at random; by default the most probable one is taken.
         first_line: whether answers also end at the first line break.
         progress: whether to show a progress bar.
+        title: the title of the progress bar.
     """
     budgets = _budgets(max_new_tokens, len(prompts))
     prompts = PromptSet.of(prompts, model.tokenizer)
@@ -101,7 +103,7 @@ def generate(
     if isinstance(edit, HeadEdit):
         edit.check(model, prompts)
     settings, answers, whole = _settings(model, sampling, first_line), [""] * len(encodings), [""] * len(encodings)
-    with evaluating(model.model), _seeded(model, sampling), _bar(len(encodings), progress) as bar:
+    with evaluating(model.model), _seeded(model, sampling), _bar(len(encodings), title, progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
         together = [(None, list(range(len(encodings))))]  # an edit changes what the cache would hold
         for prefix, group in with_prefixes(model, sequences) if edit is None else together:
@@ -117,8 +119,8 @@ def generate(
     return answers
 
 
-def _bar(prompts: int, progress: bool) -> tqdm:
-    return progress_bar("answers", total=prompts, unit="prompt", shown=progress)
+def _bar(prompts: int, title: str, progress: bool) -> tqdm:
+    return progress_bar(title, total=prompts, unit="prompt", shown=progress)
 
 
 @contextmanager

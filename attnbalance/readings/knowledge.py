@@ -212,8 +212,9 @@ def knowledge(
     """
     check_scoring(scoring)
     weights = "" if work is None else _weights(model)
-    ask = _Asking(model, scoring, batch_size, work, weights, progress)
     asked = passes(prompts, model.tokenizer, forms, seed)
+    samples = tuple(f"samples {draw}" for draw in range(DRAWS))
+    ask = _Asking(model, scoring, batch_size, work, weights, (*asked, *samples), progress)
     answers = {name: ask.greedily(name, of) for name, of in asked.items()}
     outputs = {name: texts for name, texts in answers.items() if name in ALL_FORMS}
     draws = [name for name in asked if name == FEW_SHOT or name not in ALL_FORMS]
@@ -222,9 +223,9 @@ def knowledge(
         for facts in (prompts, other_prompts(prompts, seed))
     )
     sampled = [False] * len(prompts)
-    for draw, name in enumerate(draws):
+    for draw, (name, again) in enumerate(zip(draws, samples, strict=True)):
         left = [i for i, share in enumerate(greedy) if not share and not sampled[i]]
-        hits = ask.sampled(f"samples {draw}", [asked[name][i] for i in left], DRAWS * seed + draw)
+        hits = ask.sampled(again, [asked[name][i] for i in left], DRAWS * seed + draw)
         for i, hit in zip(left, hits, strict=True):
             sampled[i] = hit
     right = {form: ask.right(prompts, texts) for form, texts in outputs.items()}
@@ -247,6 +248,8 @@ class _Asking:
     work: Path | None
     weights: str
     """What `_weights` says of the model, where answers are kept."""
+    names: tuple[str, ...]
+    """The names of all passes, in order; those that sample may turn out not to be needed."""
     progress: bool
 
     def greedily(self, name: str, prompts: Sequence[Prompt]) -> tuple[str, ...]:
@@ -291,4 +294,5 @@ class _Asking:
             sampling=sampling,
             first_line=name not in ("question", "statement", CHAT),
             progress=self.progress,
+            title=f"{name}, pass {self.names.index(name) + 1} of at most {len(self.names)}",
         )

@@ -195,7 +195,7 @@ def test_finetune_replays_what_the_model_knows_of_other_facts(
         name for name in names[::2] if name in {f.subject for f in run.replay}
     ]
     assert len(run.replay) == wanted
-    assert f"Facts: {count} train, {count} validation, 0 heldout, {wanted} replay, 0 left out." in text
+    assert f"Facts: {count} train, 0 heldout, {wanted} replay, 0 left out; validated on the training facts." in text
     assert f"--facts {tmp_path / 'run' / 'train.jsonl'}" in text
     code, text = run_command("finetune", llama_folder, *options, "--replay-share", 1)
     assert (code, "share of replay must be between 0 and 1, got 1.0" in text) == (2, True)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.files.outputs import read_json
 from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.model_card import CARD
 from attnbalance.finetuning.scale_adapter import scale_adapter
 from attnbalance.models.load import load_model
 
@@ -80,8 +81,8 @@ def test_the_factor_one_leaves_each_tensor_and_each_file_beside_them_as_it_was(l
     before, after = load_file(run / "adapter_model.safetensors"), load_file(scaled / "adapter_model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    same = {"adapter_config.json", "README.md", "objective_base.json", *(path.name for path in run.glob("tokenizer*"))}
-    assert {path.name for path in scaled.iterdir()} == same | {"adapter_model.safetensors", "attnbalance.json"}
+    same = {"adapter_config.json", "objective_base.json", *(path.name for path in run.glob("tokenizer*"))}
+    assert {path.name for path in scaled.iterdir()} == same | {"adapter_model.safetensors", CARD, "attnbalance.json"}
     assert all((run / name).read_bytes() == (scaled / name).read_bytes() for name in same)
 
 

@@ -34,6 +34,7 @@ class Script:
 
     def __init__(self) -> None:
         self.calls = list[tuple[int, Sampling | None, bool]]()
+        self.titles = list[object]()
 
     def __call__(
         self,
@@ -45,6 +46,7 @@ class Script:
         **rest: object,
     ) -> list[str]:
         self.calls.append((len(prompts), sampling, first_line))
+        self.titles.append(rest["title"])
         draw = sum(sampling is None and first_line for _, sampling, first_line in self.calls) - 2  # after the two forms
         return [self.says(prompt, draw, sampling) for prompt in prompts]
 
@@ -69,6 +71,13 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 @pytest.fixture
 def hooked() -> HookedModel:
     return load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+
+
+def test_a_progress_bar_names_its_pass(script: Script, hooked: HookedModel) -> None:
+    known = knowledge(hooked, make_prompts(TOWNS))
+    names = [*FORMS, *(f"draw {draw}" for draw in range(1, DRAWS)), *(f"samples {draw}" for draw in range(DRAWS))]
+    assert set(known.right) == set(FORMS)  # the tokenizer has no chat template
+    assert script.titles == [f"{name}, pass {i} of at most {len(names)}" for i, name in enumerate(names, 1)]
 
 
 def test_categories_follow_the_definition(script: Script, hooked: HookedModel) -> None:

@@ -1,0 +1,63 @@
+"""The README.md of a finished run: a model card that says what was trained, on what, and how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from huggingface_hub import ModelCardData
+
+CARD = "README.md"
+
+
+def model_card(about: Mapping[str, Any], validation_loss: Mapping[int, float], *, adapter: bool) -> str:
+    """The text of the card, with the metadata that the Hub reads.
+
+    Args:
+        about: What the run's attnbalance.json says (see `Run`).
+        validation_loss: By step, the validation loss; the folder's weights are those of the lowest.
+        adapter: Whether the folder holds an adapter; else whole weights.
+    """
+    kind = "peft" if adapter else "transformers"
+    metadata = ModelCardData(
+        base_model=str(about["base"]), library_name=kind, pipeline_tag="text-generation", tags=["attnbalance"]
+    )
+    best = min(validation_loss, key=lambda step: validation_loss[step])
+    before = about["base_loss"]
+    taught = "the answers of the data" if about["learns_answers"] else "what the base model answers, not the labels"
+    return f"""---
+{metadata.to_yaml().strip()}
+---
+
+# {"An adapter of" if adapter else "Finetuned from"} {_code(about["base"])}
+
+- Data: {_data(about)}.
+- Objective: {_code(about["objective"])}, which teaches {taught}.
+- {about["trained"]}.
+- These are the weights of step {best} of {max(validation_loss)}, the lowest objective in validation:
+  {validation_loss[best]:.4g}{"" if before is None else f", before training {before:.4g}"}.
+- Made with {", ".join(f"{name} {version}" for name, version in about["versions"].items())}.
+
+`attnbalance.json` holds all settings, the fingerprint of the base and the hashes of these files.
+
+```python
+import attnbalance as ab
+
+model = ab.load_model("path/to/this/folder")
+```
+"""
+
+
+def _data(about: Mapping[str, Any]) -> str:
+    """What was trained on, in words."""
+    if "split" not in about:
+        rows = about["instructions"]
+        return f"{rows['train']} instructions of {_code(rows['source'])}, validated on {rows['validation']}"
+    split = about["split"]
+    parts = ", ".join(f"{split[part]} {part}" for part in ("train", "validation", "heldout", "replay") if part in split)
+    return f"facts of the split {_code(split['name'])}: {parts}"
+
+
+def _code(text: object) -> str:
+    """A text of the user's as inline code of Markdown, on one line."""
+    return f"`{' '.join(str(text).split()).replace('`', chr(39))}`"
