@@ -73,7 +73,7 @@ class ModelError(AttnBalanceError):
 
 
 class DivergenceError(ModelError):
-    """Training whose loss or weights diverged."""
+    """Training whose loss, gradients or weights diverged."""
 
 
 class OutputError(AttnBalanceError):

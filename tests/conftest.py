@@ -79,6 +79,12 @@ def popqa() -> Path:
 
 
 @pytest.fixture(scope="session")
+def world_facts() -> Path:
+    """Goyal et al.'s world facts; skips where they are absent."""
+    return _shared("data/context_parametric_inversion/world_facts.json")
+
+
+@pytest.fixture(scope="session")
 def entity_questions() -> Path:
     """EntityQuestions' folder; skips where it is absent."""
     return _shared("data/entityquestions")

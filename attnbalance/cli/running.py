@@ -84,6 +84,14 @@ def reproduce(
         str | None,
         typer.Option(metavar="MODEL", help="A pretrained model, for the figures that need one."),
     ] = None,
+    instructions: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Instructions with Alpaca's columns, for the figures that need them."),
+    ] = None,
+    conflicts: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Knowledge conflicts (see `context`), for the figures that need them."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default one a GPU, or one a CPU core, at most four.")
     ] = None,
@@ -102,5 +110,5 @@ def reproduce(
     from attnbalance.papers.reproduce import usual_workers
 
     options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "model": model, "worker": worker}
-    options |= {"workers": workers or usual_workers()}
+    options |= {"instructions": instructions, "conflicts": conflicts, "workers": workers or usual_workers()}
     print(f"{run(names, out, **options, command=command_line(), progress=show_progress())}\n\nResults: {out}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -97,6 +98,13 @@ class InstructionSet:
             warnings.warn(f"no instruction names any of {len(names)} names (first: {names[0]!r:.80})", stacklevel=2)
         rows = [row for row, name in zip(self.rows, named, strict=True) if not name]
         return self.without({"names one of the given": len(self.rows) - len(rows)}, rows)
+
+    def sample(self, size: int, seed: int = 0) -> InstructionSet:
+        """At most `size` rows, drawn without replacement by the seed, in their old order."""
+        if size < 1:
+            raise DataError(f"the number of instructions must be at least 1, got {size}")
+        chosen = sorted(random.Random(seed).sample(range(len(self)), min(size, len(self))))  # noqa: S311
+        return replace(self, rows=tuple(self.rows[i] for i in chosen))
 
     def bare(self) -> InstructionSet:
         """The same instructions and outputs without their inputs."""

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArgument
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import PrinterCallback
 
-from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
+from attnbalance.errors import AttnBalanceError, DataError, DivergenceError, OutputError
 from attnbalance.files.outputs import writing
 from attnbalance.files.work import work_of, working
 from attnbalance.finetuning.callbacks import LogBaseObjective, MarkComplete, ProgressBar, StopEarly
@@ -60,7 +60,7 @@ def train(
     """Train from the newest complete checkpoint in `work`, or from the beginning; return the log, by step.
 
     Killed and called again, training ends with the same weights, bit for bit on a CPU. The result is in the checkpoints
-    of `work`. Raises `ModelError` for a non-finite loss, gradient or weight.
+    of `work`. Raises `DivergenceError` for a non-finite loss, gradient or weight.
 
     Args:
         model: The model, whose parameters say which of them are trained.
@@ -183,7 +183,7 @@ class _Trainer(ObjectiveTrainer):
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         norm: Any = super()._get_grad_norm(*args, **kwargs)
         if not math.isfinite(norm):  # clipping divides by it
-            raise ModelError(
+            raise DivergenceError(
                 f"the norm of the gradients must be finite, got {float(norm)} at step {self.state.global_step + 1}; "
                 f"lower the learning rate, or the weights in the objective {self.objective.text!r}"
             )

@@ -132,7 +132,7 @@ class PaperFigure:
     run: `run(settings)` does the work of one cell; it may be called in another process.
     panels: what to draw, from all results.
     claims: what the paper says, judged from all results.
-    needs_model: whether `sources` must name a pretrained model.
+    needs: the fields of `Sources` that must be given.
     """
 
     name: str
@@ -143,7 +143,7 @@ class PaperFigure:
     run: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     panels: Callable[[Sequence[CellResult]], list[Panel]]
     claims: Callable[[Sequence[CellResult]], list[Claim]]
-    needs_model: bool = False
+    needs: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:

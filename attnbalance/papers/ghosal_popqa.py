@@ -228,7 +228,7 @@ _ABOUT = (
 
 
 def _figure(name: str, number: str, panels: Any, claims: Any) -> PaperFigure:
-    return PaperFigure(name, "Ghosal et al. 2024", number, _ABOUT, _cells, _run, panels, claims, needs_model=True)
+    return PaperFigure(name, "Ghosal et al. 2024", number, _ABOUT, _cells, _run, panels, claims, needs=("model",))
 
 
 FIGURES = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import multiprocessing
 import os
 import threading
@@ -16,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from attnbalance.arguments import expects
-from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError, OutputError
-from attnbalance.files.outputs import as_folder, check_saved, provenance, read_json, write_json
+from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError
+from attnbalance.files.outputs import as_folder
 from attnbalance.files.work import in_place, locked
 from attnbalance.files.worker import parse_worker
+from attnbalance.papers.cell_files import read_cell, refuse_others, saved_cell, write_cell
 from attnbalance.papers.figure import Cell, CellResult, PaperFigure
 from attnbalance.papers.sources import Sources
 from attnbalance.progress import progress_bar
 
 KIND = "reproduction"
-NO_MODEL = "a pretrained language model is needed: pass `model` (a folder, GGUF file or Hub id)"
 SCALES = ("tiny", "small", "paper")
 """tiny shows that the code runs, and nothing else."""
 MOST_SEEDS = 1000
@@ -34,9 +32,18 @@ MOST_SEEDS = 1000
 
 def figures() -> dict[str, PaperFigure]:
     """All figures by name, in the order of the report."""
-    from attnbalance.papers import directors, ghosal_fig2, ghosal_fig6, ghosal_popqa, goyal, xu_chen, xu_chen_capitals
+    from attnbalance.papers import (
+        directors,
+        ghosal_fig2,
+        ghosal_fig6,
+        ghosal_popqa,
+        goyal,
+        goyal_tuned,
+        xu_chen,
+        xu_chen_capitals,
+    )
 
-    modules = (ghosal_fig2, ghosal_popqa, ghosal_fig6, xu_chen, directors, xu_chen_capitals, goyal)
+    modules = (ghosal_fig2, ghosal_popqa, ghosal_fig6, xu_chen, directors, xu_chen_capitals, goyal, goyal_tuned)
     return {figure.name: figure for module in modules for figure in module.FIGURES}
 
 
@@ -49,6 +56,8 @@ def reproduce(
     seeds: int = 5,
     facts: str | None = None,
     model: str | None = None,
+    instructions: str | None = None,
+    conflicts: str | None = None,
     workers: int = 1,
     worker: str | None = None,
     command: str | None = None,
@@ -61,10 +70,10 @@ def reproduce(
     seeds are in the folder. `workers` processes run in parallel; a script that sets more than one must guard its own
     code with `if __name__ == "__main__":`. Several machines share the work by `worker`: "I/N" runs each N-th cell, from
     the I-th (counted from 0; by default Slurm's array index). Each writes the figures whose cells are all there.
-    `facts` and `model` are by default those of the folder's cells, else PopQA from the Hub and no model.
-    A figure whose data cannot be loaded, or that needs a `model`, raises if it is the only one; otherwise it is
-    reported as not run. Raises `DataError` for unknown names or scales and for too few seeds, `OutputError` for a
-    folder with other contents, and `ModelError` for a cell that cannot be completed.
+    `facts`, `model`, `instructions` and `conflicts` are by default those of the folder's cells, else PopQA from the Hub
+    and none (see `Sources`). A figure whose data cannot be loaded, or are not given, raises if it is the only one;
+    otherwise it is reported as not run. Raises `DataError` for unknown names or scales, too few seeds and missing data,
+    `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be completed.
     """
     from attnbalance.papers.page import answer_of, write_figure, write_page
 
@@ -77,27 +86,28 @@ def reproduce(
     index, count = parse_worker(worker)
     place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
     with in_place(out, KIND, {"scale": scale}), locked(place):
-        sources = _sources(out, facts, model)
+        given = {"facts": facts, "model": model, "instructions": instructions, "conflicts": conflicts}
+        sources = _sources(out, given)
         work = {
             name: figure.cells(scale, range(seeds), sources)
             for name, figure in figures().items()
-            if sources.model is not None or not figure.needs_model
+            if not sources.missing(figure.needs)
         }
         refused: dict[str, AttnBalanceError] = {
-            figure.name: ModelError(NO_MODEL) for figure in chosen if figure.name not in work
+            figure.name: DataError(sources.missing(figure.needs)) for figure in chosen if figure.name not in work
         }
         if len(refused) == len(chosen):
-            raise ModelError(f"{', '.join(refused)}: {NO_MODEL}")
+            raise DataError("; ".join(f"{name}: {error}" for name, error in refused.items()))
         asked = {figure.name: work[figure.name] for figure in chosen if figure.name in work}
-        _refuse_others(_distinct(asked), out)
+        refuse_others(_distinct(asked), out)
         refused |= _run(asked, out, workers, slice(index, None, count), progress)
         if refused and len(chosen) == 1:
             raise refused[chosen[0].name]
         done, left = {}, dict[str, str]()
         for name, cells in work.items():
-            missing = sum(not _saved(out, cell) for cell in cells)
+            missing = sum(not saved_cell(out, cell) for cell in cells)
             if not missing:
-                results = [CellResult(cell.settings, _saved(out, cell)["values"]) for cell in cells]
+                results = [CellResult(cell.settings, saved_cell(out, cell)["values"]) for cell in cells]
                 done[name] = write_figure(figures()[name], results, out, scale)
             elif name in asked and name not in refused:
                 left[name] = (
@@ -105,20 +115,21 @@ def reproduce(
                     "or run this command again"
                 )
         refusals = {name: str(error) for name, error in refused.items()}
-        seconds = sum(_saved(out, cell)["seconds"] for cell in _distinct({name: work[name] for name in done}).values())
+        made = _distinct({name: work[name] for name in done}).values()
+        seconds = sum(saved_cell(out, cell)["seconds"] for cell in made)
         shown = [figure for name, figure in figures().items() if name in done or name in refusals]
         about = {"scale": scale, "seeds": seeds, "seconds": seconds, "model": sources.model, "command": command}
         write_page(shown, done, refusals, out, about)
         return answer_of(chosen, done, refusals | left)
 
 
-def _sources(out: Path, facts: str | None, model: str | None) -> Sources:
+def _sources(out: Path, given: Mapping[str, str | None]) -> Sources:
     """The sources that are named, else those of the folder's cells."""
     saved: dict[str, Any] = {}
-    if facts is None or model is None:
+    if None in given.values():
         for path in sorted((out / "cells").glob("*.json")):
-            saved |= {name: value for name, value in _read(path)["settings"].items() if name in ("facts", "model")}
-    return Sources(facts or saved.get("facts") or Sources.facts, model or saved.get("model"))
+            saved |= {name: value for name, value in read_cell(path)["settings"].items() if name in given and value}
+    return Sources(**saved | {name: value for name, value in given.items() if value})
 
 
 def usual_workers() -> int:
@@ -129,16 +140,11 @@ def usual_workers() -> int:
 
 
 def run_cell(figure: str, cell: Cell, out: Path) -> None:
-    """Run one cell and write its file, whole or not at all. Raises `ModelError` if a number is not finite."""
+    """Run one cell and write its file (see `write_cell`)."""
     began = time.perf_counter()
     values = figures()[figure].run(cell.settings)
     seconds = time.perf_counter() - began
-    try:
-        json.dumps(values, allow_nan=False)
-    except ValueError as error:
-        raise ModelError(f"{cell.name} gave numbers that are not finite ({error})") from error
-    about = {"settings": dict(cell.settings), "values": values, "values_sha256": _digest(values), "seconds": seconds}
-    write_json(_file(out, cell), about | provenance())
+    write_cell(out, cell, values, seconds)
 
 
 def _chosen(names: Sequence[str]) -> list[PaperFigure]:
@@ -147,10 +153,6 @@ def _chosen(names: Sequence[str]) -> list[PaperFigure]:
     if unknown or not names:
         raise DataError(f"no figure {unknown[0] if unknown else ''!r}; choose from all, {', '.join(known)}")
     return [figure for figure in known.values() if "all" in names or figure.name in names]
-
-
-def _file(out: Path, cell: Cell) -> Path:
-    return out / "cells" / f"{cell.name}.json"
 
 
 def _distinct(work: Mapping[str, Sequence[Cell]]) -> dict[str, Cell]:
@@ -163,7 +165,7 @@ def _run(
     """Run a part of the cells, but for those that are saved; return the figures that cannot be run, with errors."""
     cells = dict(list(_distinct(work).items())[part])
     owner = {cell.name: name for name, cells in reversed(list(work.items())) for cell in cells}
-    left = [cell for cell in cells.values() if not _saved(out, cell)]
+    left = [cell for cell in cells.values() if not saved_cell(out, cell)]
     refused: dict[str, AttnBalanceError] = {}
 
     def wanted(cell: Cell) -> bool:
@@ -259,42 +261,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _saved(out: Path, cell: Cell) -> dict[str, Any]:
-    """The content of a cell's file; empty if there is no file, or its settings differ."""
-    content = _read(_file(out, cell))
-    return content if content.get("settings") == dict(cell.settings) else {}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a cell's file; empty if there is none. Raises `OutputError` for a file that was changed."""
-    content = read_json(path)
-    if content:
-        check_saved(path, content, path, settings=dict, values=dict, values_sha256=str, seconds=float, versions=dict)
-        if content["values_sha256"] != _digest(content["values"]):
-            raise OutputError(
-                f"{path} was changed: 'values' must have SHA-256 {content['values_sha256']}, got "
-                f"{_digest(content['values'])}; restore the file, or remove {path} and run the command again"
-            )
-    return content
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    """SHA-256 of a cell's values as JSON."""
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
-
-
-def _refuse_others(cells: Mapping[str, Cell], out: Path) -> None:
-    """Raise `OutputError` if cells were run with other settings or by another version of this package."""
-    version = provenance()["versions"]["attnbalance"]  # pyright: ignore[reportIndexIssue]
-    stale = []
-    for cell in cells.values():
-        saved = _read(_file(out, cell))
-        if saved and (saved["settings"] != dict(cell.settings) or saved["versions"].get("attnbalance") != version):
-            stale.append(f"{cell.name}.json")
-    if stale:
-        raise OutputError(
-            f"{len(stale)} files in {out / 'cells'} have other settings or another version (first: {stale[0]}); choose "
-            "a new folder or remove this one"
-        )

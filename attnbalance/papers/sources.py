@@ -1,4 +1,4 @@
-"""The facts and the pretrained language model that figures use."""
+"""The facts, conflicts, instructions and the pretrained language model that figures use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from attnbalance.data.facts import FactSet
+from attnbalance.data.instructions import InstructionSet
+from attnbalance.data.sources.conflicts import load_conflicts
+from attnbalance.data.sources.instructions import load_instructions
 from attnbalance.data.sources.load_facts import SOURCES, load_facts
 from attnbalance.errors import DataError, ModelError
 from attnbalance.files.seals import hash_file
+
+NEEDED = {
+    "model": "a pretrained language model is needed (a folder, GGUF file or Hub id)",
+    "instructions": "a file of instructions is needed (with Alpaca's columns)",
+    "conflicts": "a file of knowledge conflicts is needed (such as the authors' world_facts.json)",
+}
+"""What figures may need, in words."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +28,27 @@ class Sources:
     """Where facts and a model come from.
 
     facts: a source of facts (see `load_facts`).
-    model: a folder, GGUF file or Hub id; None: figures of language models are not run.
+    model: a folder, GGUF file or Hub id.
+    instructions: a file of instructions (see `load_instructions`).
+    conflicts: a file of conflicts (see `load_conflicts`).
+
+    Figures that need what is None are not run.
     """
 
     facts: str = "popqa"
     model: str | None = None
+    instructions: str | None = None
+    conflicts: str | None = None
+
+    def missing(self, needs: Collection[str]) -> str:
+        """What of some fields is not given, in words; empty if nothing is missing."""
+        absent = [f"{NEEDED[name]}: pass `{name}`" for name in needs if getattr(self, name) is None]
+        return ", and ".join(absent)
+
+    def of_file(self, name: str) -> dict[str, Any]:
+        """The settings by which a cell loads the instructions or the conflicts, with the hash of their file."""
+        path = Path(getattr(self, name))
+        return {name: str(path)} | ({f"{name}_file": hash_file(path)} if path.is_file() else {})
 
     def of_facts(self) -> dict[str, Any]:
         """The settings by which a cell loads the facts, with the hash of a local file."""
@@ -44,6 +70,25 @@ def facts_of(settings: Mapping[str, Any], relations: Collection[str] | None = No
     if "facts_file" in settings and not (table.is_file() and hash_file(table) == settings["facts_file"]):
         raise DataError(f"{table} was changed or moved since the cells were listed; run the same command again")
     return load_facts(settings["facts"], relations)
+
+
+def instructions_of(settings: Mapping[str, Any]) -> InstructionSet:
+    """The instructions of a cell; raises `DataError` if their file changed since the cells were listed."""
+    return load_instructions(_unchanged(settings, "instructions"))
+
+
+def conflicts_of(settings: Mapping[str, Any]) -> FactSet:
+    """The conflicts of a cell; raises `DataError` if their file changed since the cells were listed."""
+    return load_conflicts(_unchanged(settings, "conflicts"))
+
+
+def _unchanged(settings: Mapping[str, Any], name: str) -> Path:
+    path = Path(settings[name])
+    if f"{name}_file" not in settings:
+        raise DataError(f"{path}, the file of {name}, does not exist")
+    if not (path.is_file() and hash_file(path) == settings[f"{name}_file"]):
+        raise DataError(f"{path} was changed or moved since the cells were listed; run the same command again")
+    return path
 
 
 def model_of(settings: Mapping[str, Any]) -> str:

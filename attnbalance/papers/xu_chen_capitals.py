@@ -137,6 +137,6 @@ FIGURES = (
         _run,
         _panels,
         _claims,
-        needs_model=True,
+        needs=("model",),
     ),
 )

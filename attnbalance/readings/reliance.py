@@ -84,6 +84,12 @@ class Reliance:
         pairs = zip(self.without, self.prompts, strict=True)
         return tuple(_side(output, _conflict(prompt)) == MEMORY for output, prompt in pairs)
 
+    def contains(self, memory: bool) -> list[bool]:
+        """For each prompt, whether the output contains the remembered answer, or else the context's, anywhere."""
+        conflicts = map(_conflict, self.prompts)
+        answers = [conflict.memory_answers if memory else conflict.answers for conflict in conflicts]
+        return [is_match(*pair, CONTAINMENT) for pair in zip(self.outputs, answers, strict=True)]
+
     def share(self, side: str) -> Interval:
         """The share of outputs from one of `SIDES`."""
         return self._share([own == side for own in self.sides])
@@ -97,11 +103,11 @@ class Reliance:
 
         An output may contain both answers, and counts for `parametric` too.
         """
-        return self._share(self._contains(memory=False))
+        return self._share(self.contains(memory=False))
 
     def parametric(self) -> Interval:
         """The share of outputs that contain the remembered answer anywhere."""
-        return self._share(self._contains(memory=True))
+        return self._share(self.contains(memory=True))
 
     def remembered(self) -> Interval:
         """The share of questions without the context whose output is from memory."""
@@ -140,11 +146,6 @@ class Reliance:
 
     def _share(self, hits: Sequence[bool]) -> Interval:
         return share_interval(list(hits), self._clusters)
-
-    def _contains(self, memory: bool) -> list[bool]:
-        conflicts = map(_conflict, self.prompts)
-        answers = [conflict.memory_answers if memory else conflict.answers for conflict in conflicts]
-        return [is_match(*pair, CONTAINMENT) for pair in zip(self.outputs, answers, strict=True)]
 
 
 def _conflict(prompt: Prompt) -> Conflict:

@@ -73,3 +73,15 @@ def test_bare_rows_ask_the_same_without_their_input() -> None:
     rows = InstructionSet((Instruction("a", "b", "c"), Instruction("d", "e")), dropped={"no output": 1})
     assert rows.bare().rows == (Instruction("a", "b"), Instruction("d", "e"))
     assert rows.bare().dropped == rows.dropped
+
+
+def test_a_sample_is_drawn_by_the_seed_without_repeats_in_the_old_order() -> None:
+    rows = InstructionSet(tuple(Instruction(f"Say {i}.", str(i)) for i in range(30)))
+    drawn = [rows.sample(10, seed).rows for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    numbers = [int(row.output) for row in drawn[0]]
+    assert len(numbers) == 10
+    assert numbers == sorted(set(numbers))
+    assert rows.sample(31).rows == rows.rows
+    with pytest.raises(DataError, match="the number of instructions must be at least 1, got 0"):
+        rows.sample(0)

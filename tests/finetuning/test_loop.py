@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from short_runs import SHORT, SPLIT, Killed, assert_equal_weights, short, weights
 
-from attnbalance.errors import ModelError, OutputError
+from attnbalance.errors import DivergenceError, OutputError
 from attnbalance.finetuning import callbacks
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.objectives import expression
@@ -121,7 +121,7 @@ def test_gradients_with_an_infinite_norm_are_refused_as_they_would_train_nothing
     message = (
         r"norm of the gradients must be finite, got inf at step 1; lower the learning rate, or the weights in the "
     )
-    with pytest.raises(ModelError, match=rf"{message}objective 'ce \+ 1e\+30\*state-anchor\(statement\)'"):
+    with pytest.raises(DivergenceError, match=rf"{message}objective 'ce \+ 1e\+30\*state-anchor\(statement\)'"):
         finetune(llama, SPLIT, tmp_path / "run", short(objective="ce + 1e30*state-anchor"))
     assert not (tmp_path / "run").exists()
 

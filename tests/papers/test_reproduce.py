@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,14 +132,14 @@ def language(monkeypatch: pytest.MonkeyPatch) -> None:
         about = {"k": 2, "facts": "", "model": sources.model}
         return [Cell(f"cell-{sources.model}-{seed}", {"seed": seed, **about}) for seed in seeds]
 
-    asked = replace(figure("language", (2,)), cells=cells, claims=lambda results: [], needs_model=True)
+    asked = replace(figure("language", (2,)), cells=cells, claims=lambda results: [], needs=("model",))
     monkeypatch.setattr(reproduction, "figures", lambda: {"first": figure("first", (1, 0)), "language": asked})
 
 
 def test_a_figure_of_a_language_model_is_left_out_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     language(monkeypatch)
-    needed = "a pretrained language model is needed: pass `model`"
-    with pytest.raises(ModelError, match=f"language: {needed}"):
+    needed = "a pretrained language model is needed (a folder, GGUF file or Hub id): pass `model`"
+    with pytest.raises(DataError, match=re.escape(f"language: {needed}")):
         reproduce(["language"], tmp_path / "out", seeds=2)
     assert f"not run: {needed}" in reproduce(["all"], tmp_path / "out", seeds=2)
     assert sorted(RUNS) == ["0-0", "0-1", "1-0", "1-1"]
@@ -162,17 +163,17 @@ def test_the_model_of_the_folders_cells_is_taken_where_none_is_named(
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = reproduce(["second"], tmp_path / "whole", seeds=3, workers=1)
     RUNS.clear()
-    real = reproduction.write_json
+    real = reproduction.write_cell
 
-    def stops(path: Path, value: object) -> None:
-        real(path, value)
-        if len(RUNS) == 4 and path.parent.name == "cells":
+    def stops(*about: Any) -> None:
+        real(*about)
+        if len(RUNS) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(reproduction, "write_json", stops)
+    monkeypatch.setattr(reproduction, "write_cell", stops)
     with pytest.raises(KeyboardInterrupt):
         reproduce(["second"], tmp_path / "out", seeds=3, workers=1)
-    monkeypatch.setattr(reproduction, "write_json", real)
+    monkeypatch.setattr(reproduction, "write_cell", real)
     assert reproduce(["second"], tmp_path / "out", seeds=3, workers=1) == whole
     assert len(RUNS) == len(set(RUNS)) == 9
 
@@ -355,7 +356,9 @@ def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own(llama_folder: 
     assert set(reproduction.figures()) >= {"goyal-prop1", "goyal-thm1"}
     for paper_figure in reproduction.figures().values():
         for scale in reproduction.SCALES:
-            cells = paper_figure.cells(scale, range(5), Sources("popqa", str(llama_folder)))
+            cells = paper_figure.cells(
+                scale, range(5), Sources("popqa", str(llama_folder), "rows.json", "conflicts.json")
+            )
             assert len({cell.name for cell in cells}) == len(cells)
             assert {cell.settings["seed"] for cell in cells} == set(range(5))
             json.dumps([dict(cell.settings) for cell in cells])
@@ -371,14 +374,28 @@ def test_a_wrong_name_on_the_command_line_lists_the_figures_and_exits_with_2(tmp
 
 @pytest.mark.usefixtures("real_figures")
 def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
-    tmp_path: Path, popqa: Path, stories: Path
+    tmp_path: Path, popqa: Path, stories: Path, world_facts: Path
 ) -> None:
-    """About a minute: every cell of every figure, with real facts and a small real language model."""
-    answer = reproduce(["all"], tmp_path, scale="tiny", seeds=2, facts=f"popqa:{popqa}", model=str(stories))
+    """About two minutes: every cell of every figure, with real facts, conflicts and a small real language model."""
+    rows = [
+        {"instruction": f"Say word {i}.", "input": f"The word is cat {i}." if i % 2 else "", "output": f"cat {i}"}
+        for i in range(100)
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    answer = reproduce(
+        ["all"],
+        tmp_path / "out",
+        scale="tiny",
+        seeds=2,
+        facts=f"popqa:{popqa}",
+        model=str(stories),
+        instructions=str(tmp_path / "rows.json"),
+        conflicts=str(world_facts),
+    )
     assert "not run" not in answer
-    page = (tmp_path / "report.html").read_text()
+    page = (tmp_path / "out" / "report.html").read_text()
     for name in reproduction.figures():
-        saved = json.loads((tmp_path / f"{name}.json").read_text())
+        saved = json.loads((tmp_path / "out" / f"{name}.json").read_text())
         assert saved["claims"]
         assert not any(claim["scored"] for claim in saved["claims"])
         assert f'<h2 id="{name}">' in page

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnbalance.errors import DataError, ModelError
-from attnbalance.papers.sources import Sources, facts_of, model_of
+from attnbalance.papers.sources import Sources, conflicts_of, facts_of, instructions_of, model_of
 
 
 def test_a_local_file_of_facts_is_recorded_and_refused_once_it_changed(tmp_path: Path) -> None:
@@ -35,3 +35,33 @@ def test_a_model_is_recorded_with_its_files_and_refused_once_they_changed(llama_
         model_of(settings)
     with pytest.raises(ModelError, match="no model was given"):
         Sources().of_model()
+
+
+def test_files_of_instructions_and_conflicts_are_recorded_and_refused_once_they_changed(tmp_path: Path) -> None:
+    rows, conflicts = tmp_path / "rows.json", tmp_path / "conflicts.json"
+    rows.write_text(json.dumps([{"instruction": "Name a city.", "output": "Rome"}]))
+    about = {"context": "It is in Lyon.", "question": "Where is it?", "answer": "Lyon", "memory_answer": "Paris"}
+    conflicts.write_text(json.dumps([about]))
+    sources = Sources(instructions=str(rows), conflicts=str(conflicts))
+    settings = sources.of_file("instructions") | sources.of_file("conflicts")
+    assert [row.output for row in instructions_of(settings).rows] == ["Rome"]
+    assert [fact.answer for fact in conflicts_of(settings)] == ["Lyon"]
+    for name, path, load in (("instructions", rows, instructions_of), ("conflicts", conflicts, conflicts_of)):
+        path.write_text(path.read_text() + " ")
+        with pytest.raises(DataError, match=f"{path.name} was changed or moved since the cells were listed"):
+            load(settings)
+        path.unlink()
+        with pytest.raises(DataError, match=f"{path.name} was changed or moved"):
+            load(settings)
+        with pytest.raises(DataError, match=f"{path.name}, the file of {name}, does not exist"):
+            load(sources.of_file(name))
+
+
+def test_what_a_figure_needs_and_was_not_given_is_named() -> None:
+    assert Sources(model="a", instructions="b", conflicts="c").missing(("model", "instructions", "conflicts")) == ""
+    missing = Sources(model="a").missing(("model", "instructions", "conflicts"))
+    assert missing == (
+        "a file of instructions is needed (with Alpaca's columns): pass `instructions`, and a file of knowledge "
+        "conflicts is needed (such as the authors' world_facts.json): pass `conflicts`"
+    )
+    assert Sources().missing(()) == ""

@@ -1,0 +1,195 @@
+"""A language model tuned on instructions and asked about knowledge conflicts on the way (Goyal et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from attnbalance.data.batches import check_lengths
+from attnbalance.data.conflicts import Conflict
+from attnbalance.data.facts import FactSet
+from attnbalance.data.instructions import Instruction, InstructionSet
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import make_prompts
+from attnbalance.data.sources.swapped import make_conflicts
+from attnbalance.data.usable_facts import without_bad
+from attnbalance.errors import DataError, DivergenceError
+from attnbalance.finetuning.instruct import instruct
+from attnbalance.finetuning.output_loss import read_output_loss
+from attnbalance.finetuning.settings import FinetuneSettings
+from attnbalance.models.hooked import HookedModel
+from attnbalance.models.load import load_limits, load_model
+from attnbalance.papers.figure import Cell
+from attnbalance.papers.finetuned import BASE, LOSS, grid_cells
+from attnbalance.papers.sources import Sources, conflicts_of, facts_of, instructions_of, model_of
+from attnbalance.readings.reliance import read_reliance, reliance_budgets
+
+WHOLE, UNNAMED, WITH_INPUT = "all", "not-naming", "with-input"
+CRITICAL, SWAPPED, QK = "critical", "counterfactuals", "qk"
+ASKED_AS = ("alpaca-context", "alpaca")
+"""The templates of conflicts, with the context and without it: those in which instructions are learned."""
+
+ARMS = (WHOLE, UNNAMED, WITH_INPUT, CRITICAL, SWAPPED, QK)
+"""What is trained on, or what is trained."""
+
+KEPT = 0.75
+"""The share of the instructions with an input that are context-critical (section 3.4)."""
+
+ADDED = 0.1
+"""Counterfactual rows for each instruction (section 5)."""
+
+RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (1e-5, 1e-4), "paper": (1e-5, 1e-4)}
+"""Learning rates that are tried; the one with the lowest validation loss counts."""
+
+TRAINING: dict[str, dict[str, Any]] = {
+    "tiny": {"steps": 3, "batch_size": 2, "checkpoint_every": 1},
+    "small": {"steps": 40, "batch_size": 16, "checkpoint_every": 10},
+    "paper": {"steps": 800, "batch_size": 128, "checkpoint_every": 50, "lora_rank": 128, "lora_alpha": 256.0},
+}
+"""The paper: LoRA of rank 128, up to 2 epochs (Alpaca: 52,002 rows), evaluated every 50 steps; it prints no batch."""
+
+ASKED = {"tiny": 4, "small": 50, "paper": None}
+"""Conflicts, drawn anew for each seed; None: all."""
+
+ROWS = {"tiny": 40, "small": 1000, "paper": None}
+"""Instructions, drawn anew for each seed, before an arm chooses among them; None: all."""
+
+VALIDATED = {"tiny": 2, "small": 50, "paper": 500}
+"""Instructions that choose the learning rate."""
+
+
+def instructed_cells(arms: Sequence[str], scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
+    """For each seed, a cell of the model before training, and one for each arm and learning rate."""
+    known = {
+        **sources.of_model(),
+        **sources.of_file("instructions"),
+        **sources.of_file("conflicts"),
+        "asked": ASKED[scale],
+        "rows": ROWS[scale],
+        "validated": VALIDATED[scale],
+    }
+    rates = [{"learning_rate": rate} for rate in RATES[scale]]
+    cells = grid_cells("instructed", scale, seeds, (), rates, TRAINING[scale], known)
+    for arm in arms:
+        own = known | (sources.of_facts() if arm == SWAPPED else {})
+        training = TRAINING[scale] | ({"train": "qk"} if arm == QK else {})
+        made = grid_cells("instructed", scale, seeds, (arm,), rates, training, own)
+        cells += [cell for cell in made if cell.settings["split"] == arm]
+    return cells
+
+
+def run_instructed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a cell holds: the answers to the conflicts of the untrained model, or of each checkpoint."""
+    conflicts = _asked(settings)
+    if settings["split"] == BASE:
+        model = load_model(model_of(settings))
+        return {
+            "start": _ask(model, conflicts),
+            "parameters": sum(weight.numel() for weight in model.model.parameters()),
+            "chat": bool(model.tokenizer.chat_template),
+        }
+    rows = _rows(settings, conflicts)
+    training = FinetuneSettings(**settings["training"], seed=settings["seed"])
+    with TemporaryDirectory() as folder:
+        try:
+            run = instruct(model_of(settings), rows, Path(folder) / "run", training, validation=settings["validated"])
+        except DivergenceError as error:
+            return {LOSS: None, "diverged": str(error)}
+        measured = {step: _ask(load_model(path), conflicts) for step, path in run.checkpoints.items()}
+    return {
+        LOSS: run.validation_loss[run.best_step],
+        "losses": [[step, loss] for step, loss in run.validation_loss.items()],
+        "steps": list(measured),
+        "measured": list(measured.values()),
+        "instructions": len(rows),
+    }
+
+
+def _asked(settings: Mapping[str, Any]) -> FactSet:
+    """The conflicts of a cell, drawn among those that are short enough for the model."""
+    tokenizer, positions = load_limits(model_of(settings))
+
+    def make(conflicts: FactSet) -> PromptSet:
+        prompts = PromptSet.of(make_prompts(conflicts, ASKED_AS[0]), tokenizer)
+        check_lengths(prompts.encodings, positions, extra=reliance_budgets(prompts))
+        return prompts
+
+    listed = conflicts_of(settings)
+    prompts, _ = without_bad(listed, make, skip_bad=True)
+    conflicts = replace(listed, facts=tuple(prompt.fact for prompt in prompts))
+    return conflicts if settings["asked"] is None else conflicts.sample(settings["asked"], settings["seed"])
+
+
+def _ask(model: HookedModel, conflicts: FactSet) -> dict[str, Any]:
+    """What the model answers to each conflict, M_C, and the share of attention on the context, mean over layers."""
+    prompts, alone = (make_prompts(conflicts, template) for template in ASKED_AS)
+    reliance = read_reliance(model, PromptSet.of(prompts, model.tokenizer), alone)
+    attention = reliance.attention["context"].values.double().mean((1, 2))
+    return {
+        "counterfactual": list(map(int, reliance.contains(memory=False))),
+        "parametric": list(map(int, reliance.contains(memory=True))),
+        "from": list(reliance.sides),
+        "remembered": list(map(int, reliance.remembers)),
+        "m_c": reliance.log_odds.double().sigmoid().tolist(),
+        "attention": attention.tolist(),
+    }
+
+
+def _rows(settings: Mapping[str, Any], conflicts: FactSet) -> InstructionSet:
+    """The instructions of an arm."""
+    arm, seed, every = settings["split"], settings["seed"], instructions_of(settings)
+    rows = every if settings["rows"] is None else every.sample(settings["rows"], seed)
+    if arm == UNNAMED:
+        return rows.not_naming(_names(conflicts))
+    if arm == WITH_INPUT:
+        return rows.with_input()
+    if arm == CRITICAL:
+        return _critical(load_model(model_of(settings)), rows)
+    return _with_counterfactuals(rows, facts_of(settings), conflicts, seed) if arm == SWAPPED else rows
+
+
+def _names(conflicts: FactSet) -> list[str]:
+    """The answers of both kinds, and subjects that are names: a subject that is the whole question is none."""
+    names = dict[str, None]()
+    for fact in conflicts:
+        own = () if fact.subject == fact.question else (fact.subject,)
+        remembered = fact.memory_answers if isinstance(fact, Conflict) else ()
+        names |= dict.fromkeys((*own, *fact.answers, *remembered))
+    return list(names)
+
+
+def _critical(model: HookedModel, rows: InstructionSet) -> InstructionSet:
+    """The instructions whose output costs the model most without the input (see `context_critical`)."""
+    usable = rows.with_input().usable(model.tokenizer, model.max_positions)
+    usable = usable.readable(usable.bare().encodings(model.tokenizer, model.max_positions))
+    order = read_output_loss(model, usable.bare()).sort(descending=True, stable=True).indices
+    chosen = set(order[: math.ceil(Fraction(str(KEPT)) * len(usable))].tolist())
+    kept = [row for i, row in enumerate(usable.rows) if i in chosen]
+    return usable.without({"foreseen without their input": len(usable) - len(kept)}, kept)
+
+
+def _with_counterfactuals(rows: InstructionSet, facts: FactSet, tested: FactSet, seed: int) -> InstructionSet:
+    """The instructions, and for each tenth one a question whose context states another fact's answer.
+
+    Facts that name what is tested are left out. Raises `DataError` where too few facts are left.
+    """
+    names = {name.casefold() for name in _names(tested)}
+    others = facts.where(lambda fact: not names & {text.casefold() for text in (fact.subject, *fact.answers)})
+    wanted = math.ceil(Fraction(str(ADDED)) * len(rows))
+    swapped = make_conflicts(others.sample(10 * wanted, seed), seed)
+    if len(swapped) < wanted:
+        raise DataError(
+            f"{wanted} counterfactual rows are needed, a tenth of the {len(rows)} instructions, but {facts.name} gives "
+            f"{len(swapped)} about nothing that is tested"
+        )
+    added = [
+        Instruction(str(fact.question), fact.answer, fact.context)
+        for fact in swapped.sample(wanted, seed)
+        if isinstance(fact, Conflict)
+    ]
+    return rows.without({}, (*rows.rows, *added))
