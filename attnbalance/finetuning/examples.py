@@ -94,7 +94,7 @@ def first_difference(example: Example, other: Example) -> tuple[int, int]:
 
 @expects(facts=[Fact], tokenizer=PreTrainedTokenizerBase)
 def make_examples(
-    facts: Sequence[Fact],
+    facts: Iterable[Fact],
     tokenizer: PreTrainedTokenizerBase,
     template: str | Template = "qa",
     *,
@@ -112,9 +112,10 @@ def make_examples(
         template: How the facts are asked.
         max_positions: The longest input of the model, in tokens; None: no limit.
     """
-    if not len(facts):
+    prompts = make_prompts(facts, template)
+    if not prompts:
         raise DataError("expected facts to make examples of, got none")
-    return examples_of(make_prompts(facts, template), tokenizer, max_positions=max_positions)
+    return examples_of(prompts, tokenizer, max_positions=max_positions)
 
 
 def examples_of(
