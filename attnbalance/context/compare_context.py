@@ -15,7 +15,7 @@ from attnbalance.context.tables import answer, as_json, attention_curves, lines,
 from attnbalance.data.conflicts import Conflict
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
-from attnbalance.data.prompts import make_prompts
+from attnbalance.data.prompts import hash_prompts, make_prompts
 from attnbalance.data.scoring import WHOLE_WORDS
 from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError
@@ -82,11 +82,12 @@ def _reliance(
     spec: ModelSpec, prompts: PromptSet, settings: MeasureSettings, saved: Path, key: str, progress: bool
 ) -> Reliance:
     """What an earlier run saved of a model, or what is read now, and saved."""
-    found = load_reliance(saved, key, tuple(prompts))
-    if found is not None:
-        return found
-    model = load_spec(spec, settings)
     without = make_prompts([prompt.fact for prompt in prompts], WITHOUT[settings.template])
+    key += hash_prompts(prompts)  # a chat template may write the date
+    kept = load_reliance(saved, key, tuple(prompts))
+    if kept is not None:
+        return kept
+    model = load_spec(spec, settings)
     reliance = read_reliance(
         model,
         PromptSet.of(prompts, model.tokenizer),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 import string
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -179,6 +181,11 @@ def question_of(fact: Fact) -> tuple[str, CharSpan]:
     elif fact.question[start : start + size] != fact.subject:
         raise DataError(f"subject {fact.subject!r} is not at character {start} of {fact.question!r}")
     return fact.question, (start, start + size)
+
+
+def hash_prompts(prompts: Iterable[Prompt]) -> str:
+    """A hash of prompts in their order: a chat template that writes the date makes others of the same facts."""
+    return hashlib.sha256(json.dumps([prompt.as_dict() for prompt in prompts]).encode()).hexdigest()
 
 
 @expects(facts=[Fact])

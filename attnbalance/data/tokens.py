@@ -74,10 +74,10 @@ def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizer
     """The tokens of each prompt's first answer, put after the prompt, without special tokens.
 
     `Prompt.answer_space` says what stands between the two. Raises `BadRowsError` for prompts whose end the tokenizer
-    merges with the answer.
+    merges with the answer, and for answers that it has no tokens for.
     """
     answers: list[tuple[int, ...]] = [()] * len(encodings)
-    bad = []
+    bad, unwritten = [], []
     for special in (False, True):
         chosen = [i for i, encoding in enumerate(encodings) if encoding.prompt.has_special_tokens == special]
         joined = [encodings[i].prompt.with_answer for i in chosen]
@@ -88,12 +88,28 @@ def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizer
                 bad.append((i, f"{text!r} does not begin with the tokens of its prompt"))
             elif len(whole) == size:
                 bad.append((i, f"the answer of {text!r} has no token of its own"))
+            elif problem := _unwritten(encodings[i].prompt.fact.answer, whole[size:], tokenizer):
+                unwritten.append((i, problem))
             answers[i] = tuple(whole[size:])
     if bad:
         raise BadRowsError(
             "prompts merge with their answer", bad, len(encodings), "end the template differently, e.g. with ':'"
         )
+    if unwritten:
+        raise BadRowsError(
+            "answers are written with letters that the tokenizer does not have",
+            sorted(unwritten),
+            len(encodings),
+            "write these answers otherwise, or drop and count them (`skip_bad=True`)",
+        )
     return answers
+
+
+def _unwritten(answer: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """What of an answer is lost in its tokens, or None."""
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        return f"{answer!r} holds {tokenizer.unk_token}"
+    return _mismatch(answer, ids, tokenizer)
 
 
 def encode_continued(

@@ -13,7 +13,7 @@ from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, 
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
-from attnbalance.data.prompts import Prompt
+from attnbalance.data.prompts import Prompt, hash_prompts
 from attnbalance.errors import ModelError
 from attnbalance.explanation.conclude import conclude
 from attnbalance.explanation.conclusions import Explanation
@@ -133,10 +133,11 @@ def _ask(
     work: Path,
     bar: str | None,
 ) -> list[tuple[Treatment, Recall]]:
-    """A model's answers under all treatments against the other one; those asked before are read from `work`.
+    """A model's answers under all treatments against the other one; those to the same prompts are read from `work`.
 
     `bar` is the title of a progress bar.
     """
+    texts = hash_prompts(prompts)
 
     def ask(asked: HookedModel, prompts: Sequence[Prompt], edit: Edit | None) -> Recall:
         return recall(asked, prompts, scoring=settings.scoring, batch_size=settings.batch_size, edit=edit)
@@ -146,12 +147,12 @@ def _ask(
     for i, treatment in enumerate(progress_bar(bar or "", items=planned, shown=bar is not None)):
         path = work / f"{i}.json"
         saved = read_saved(path)
-        if saved.get("name") == treatment.name:
+        if (saved.get("name"), saved.get("prompts_sha256")) == (treatment.name, texts):
             check_saved(path, saved, path, recall=dict)
             answers = Recall.from_json(saved["recall"], path)
         else:
             answers = treatment.ask()
-            write_saved(path, {"name": treatment.name, "recall": asdict(answers)})
+            write_saved(path, {"name": treatment.name, "prompts_sha256": texts, "recall": asdict(answers)})
         answered.append((treatment, answers))
     return answered
 

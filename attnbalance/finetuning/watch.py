@@ -184,7 +184,8 @@ class Watch(TrainerCallback):
         if saved is None or any(entry.get(name) != value for name, value in saved[0]["numbers"].items()):
             raise OutputError(
                 f"training resumes at step {state.global_step}, but {folder} holds no numbers of its start for these "
-                "facts; watch the same facts, with template, seed and output_dir as at the start, or leave Watch out"
+                "facts; watch the same facts, with template, seed and output_dir as at the start (a chat template "
+                "that writes the date gives other prompts on another day), or leave Watch out"
             )
         return Start(**saved[1])
 

@@ -24,7 +24,8 @@ def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pat
     """The base and the adapter if `path` is itself the folder of an adapter; otherwise both as they are.
 
     For a GGUF file, the base is the folder that it was converted into (see `as_safetensors`). Raises `ModelError` for a
-    local path that does not exist or is another file, and for an adapter whose base is unknown.
+    local path that does not exist or is another file, for a folder that is both a model and an adapter, and for an
+    adapter whose base is unknown.
     """
     path = as_safetensors(path)
     folder = Path(path)
@@ -37,8 +38,9 @@ def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pat
         raise ModelError(
             f"no model folder at {path}" + (f"; {folder.parent} holds {', '.join(there)}" if there else "")
         )
-    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+    if not (folder / "adapter_config.json").is_file():
         return path, adapter
+    _refuse_both(folder)
     if adapter is not None:
         raise ModelError(f"{path} is an adapter; name its base model before the '+', not another adapter")
     base = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
@@ -48,6 +50,21 @@ def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pat
     if _looks_local(base) and not Path(base).is_dir():
         raise ModelError(f"adapter {path} was made for {base}, which is not there; name the base: BASE+{path}")
     return base, path
+
+
+def _refuse_both(folder: Path) -> None:
+    """Raise `ModelError` for a folder that holds an adapter and whole weights: which of them is meant?
+
+    transformers would put the adapter on the weights, also where it is merged into them already.
+    """
+    whole = sorted(
+        path.name for pattern in ("model*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern)
+    )
+    if (folder / "adapter_config.json").is_file() and whole:
+        raise ModelError(
+            f"{folder} holds both an adapter (adapter_config.json) and a whole model ({whole[0]}), such as one merged "
+            "with it; move one of them into a folder of its own"
+        )
 
 
 def load_adapter(base: Module, adapter: str, base_path: str) -> Module:
@@ -95,6 +112,7 @@ def check_adapter(adapter: str) -> str | None:
     from peft import PeftConfig
 
     folder = Path(adapter)
+    _refuse_both(folder)
     if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
         raise ModelError(f"adapter {adapter} holds no adapter_model.safetensors (pickled adapters are not read)")
     if not folder.is_dir() and (_looks_local(adapter) or "/" not in adapter):

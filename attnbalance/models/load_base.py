@@ -65,6 +65,11 @@ def load_base(
         raise ModelError(
             f"{path}: {len(names)} weights are missing or have another shape than config.json says, first {names[0]}"
         )
+    if getattr(model, "peft_config", None):
+        raise ModelError(
+            f"{path} holds both a whole model and an adapter, which transformers put on top; name a repository or folder "
+            "that holds one of them"
+        )
     _check_quantisation(model, path)
     _check_left_out(model, sorted(report["unexpected_keys"]), path)
     check_weights(model, path)

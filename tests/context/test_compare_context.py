@@ -14,6 +14,7 @@ from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.context import compare_context as module
 from attnbalance.context.compare_context import compare_context
 from attnbalance.data.facts import FactSet
+from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError, DataError
 
 HOW = MeasureSettings(template="context", batch_size=4)
@@ -102,3 +103,30 @@ def test_the_command_reads_a_file_of_conflicts_and_swaps_facts(long_llama_folder
     )
     assert code == 2
     assert "no 'context'; a file of conflicts needs context, question, answer" in text.replace("\n", " ")
+
+
+def test_answers_to_other_prompts_are_not_taken_for_those_of_today(
+    long_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat template that writes the date: the run is killed on one day and goes on on the next."""
+    specs, read = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(long_llama_folder))], module.read_reliance
+    prompts, calls, day = module.usable_prompts, list[str](), ["Monday"]
+
+    def dated(*arguments: object, **settings: object) -> object:
+        asked, dropped = prompts(*arguments, **settings)  # pyright: ignore
+        texts = [replace(prompt, text=f"{prompt.text} {day[0]}") for prompt in asked]
+        return module.PromptSet.of(texts, asked.tokenizer), dropped
+
+    def dying(model: object, asked: list[Prompt], *arguments: object, **settings: object) -> object:
+        calls.append(asked[0].text.split()[-1])
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return read(model, asked, *arguments, **settings)  # pyright: ignore
+
+    monkeypatch.setattr(module, "usable_prompts", dated)
+    monkeypatch.setattr(module, "read_reliance", dying)
+    with pytest.raises(KeyboardInterrupt):
+        compare_context(specs, FACTS, HOW, tmp_path / "out")
+    day[0] = "Tuesday"
+    compare_context(specs, FACTS, HOW, tmp_path / "out")
+    assert calls == ["Monday", "Monday", "Tuesday", "Tuesday"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tiny import FACTS
 
 from attnbalance import Fact, Template, make_prompts
-from attnbalance.data.prompts import Prompt, question_of
+from attnbalance.data.prompts import Prompt, hash_prompts, question_of
 from attnbalance.errors import BadRowsError, DataError
 
 TEXT = st.text().map(lambda text: " ".join(text.split())).filter(lambda text: len(text.splitlines()) == 1)
@@ -127,3 +127,10 @@ def test_spans_can_be_changed_neither_in_a_prompt_nor_through_what_it_was_made_f
 def test_a_copy_of_a_prompt_equals_it(copied: Callable[[Prompt], Prompt]) -> None:
     prompt = replace(make_prompts(FACTS)[0], has_special_tokens=True)
     assert copied(prompt) == prompt
+
+
+def test_the_hash_of_prompts_tells_their_texts_and_order_apart() -> None:
+    facts = [Fact("Oslo", "country", ("Norway",)), Fact("Rome", "country", ("Italy",))]
+    hashes = [hash_prompts(make_prompts(part, form)) for part in (facts, facts[::-1]) for form in ("qa", "plain")]
+    assert len(set(hashes)) == 4
+    assert hash_prompts(make_prompts(facts, "qa")) == hashes[0]

@@ -15,8 +15,13 @@ from attnbalance import Fact
 from attnbalance.cli import app
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import FactSet
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import ModelError
+from attnbalance.explanation import explain as module
 from attnbalance.explanation.explain import explain as explain_models
+from attnbalance.models.load import load_model
+from attnbalance.readings.recall import Recall
 
 runner = CliRunner()
 FACTS = FactSet(
@@ -89,8 +94,6 @@ def test_one_explanation_tokenizes_each_text_at_most_once_for_each_model(
 def test_a_killed_run_goes_on_with_the_checks_that_it_had_made(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import attnbalance.explanation.explain as module
-
     other, asked = changed(llama_folder, tmp_path / "other", ("q_proj",)), []
     real = module.recall
 
@@ -110,6 +113,22 @@ def test_a_killed_run_goes_on_with_the_checks_that_it_had_made(
     assert len(asked) - first == made - 5  # five answers were kept
     monkeypatch.undo()
     assert found["checks"] == explained(str(llama_folder), other, tmp_path / "whole")["checks"]
+
+
+def test_checks_of_other_prompts_are_made_again(llama_folder: Path, tmp_path: Path) -> None:
+    """A chat template that writes the date makes other prompts of the same facts on another day."""
+    model = load_model(llama_folder)
+    other = load_model(changed(llama_folder, tmp_path / "other", ("q_proj",)))
+    today, tomorrow = (
+        PromptSet.of(make_prompts(FACTS, f"{day}: the {{relation}} of {{subject}} is"), model.tokenizer)
+        for day in ("Monday", "Tuesday")
+    )
+
+    def ask(prompts: PromptSet, folder: str) -> list[Recall]:
+        return [answers for _, answers in module._ask(model, other, prompts, HOW, tmp_path / folder, None)]
+
+    ask(today, "kept")
+    assert ask(tomorrow, "kept") == ask(tomorrow, "fresh")
 
 
 def test_checkpoints_of_another_shape_or_tokenizer_and_relations_of_one_answer_give_one_message(
@@ -173,8 +192,6 @@ def test_an_adapter_is_explained_against_its_base_and_a_family_outside_without_e
 def test_a_family_that_cannot_be_split_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import attnbalance.explanation.explain as module
-
     monkeypatch.setattr(module, "measure_all", lambda *_, **__: pytest.fail("measured"))
     settings = GROUPED | {"num_local_experts": 2, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
     config = GraniteMoeConfig(**settings, residual_multiplier=0.5)

@@ -238,3 +238,38 @@ def test_an_adapter_that_peft_draws_anew_at_every_load_is_refused(tmp_path: Path
     get_peft_model(tiny_model("llama"), config).save_pretrained(tmp_path / "lora")
     with pytest.raises(ModelError, match="'pissa_niter_4', which peft draws at random again"):
         load_model(tiny_model("llama"), tokenizer=tiny_tokenizer(), adapter=tmp_path / "lora")
+
+
+def test_a_model_merged_into_its_adapters_own_folder_is_refused_and_read_once_it_stands_alone(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Transformers would put the adapter once more on the weights into which it is merged."""
+    both = tmp_path / "both"
+    adapted = tiny_lora(transformers.AutoModelForCausalLM.from_pretrained(checkpoint), ["q_proj", "v_proj"])
+    adapted.save_pretrained(both)
+    merged = adapted.merge_and_unload()
+    merged.save_pretrained(both)
+    tiny_tokenizer().save_pretrained(both)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.no_grad():
+        expected = merged.eval()(ids).logits
+        twice = transformers.AutoModelForCausalLM.from_pretrained(both)(ids).logits
+    assert (twice - expected).abs().max() > 0.01  # what would be read
+    message = r"both holds both an adapter \(adapter_config.json\) and a whole model \(model.safetensors\)"
+    for given in ({"model": both}, {"model": both, "adapter": both}, {"model": checkpoint, "adapter": both}):
+        with pytest.raises(ModelError, match=message):
+            load_model(**given)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (both / name).unlink()
+    with torch.no_grad():
+        torch.testing.assert_close(load_model(both).model(ids).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_beside_a_configuration_is_read_as_an_adapter(
+    checkpoint: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """Some trainers leave the base's config.json in the folder of the adapter."""
+    copy = Path(shutil.copytree(adapter, tmp_path / "copy"))
+    shutil.copy(checkpoint / "config.json", copy)
+    rows = read_attention(load_model(copy), tiny_prompts()).values
+    assert torch.equal(rows, read_attention(load_model(adapter), tiny_prompts()).values)
