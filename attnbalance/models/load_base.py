@@ -67,8 +67,8 @@ def load_base(
         )
     if getattr(model, "peft_config", None):
         raise ModelError(
-            f"{path} holds both a whole model and an adapter, which transformers put on top; name a repository or folder "
-            "that holds one of them"
+            f"{path} holds both a whole model and an adapter, which transformers put on top; name a repository or "
+            "folder that holds one of them"
         )
     _check_quantisation(model, path)
     _check_left_out(model, sorted(report["unexpected_keys"]), path)
