@@ -12,7 +12,7 @@ from attnbalance.cli.exits import Commands, show_warning
 from attnbalance.cli.finetuning import finetune, scale_adapter
 from attnbalance.cli.instructing import context_critical, instruct
 from attnbalance.cli.json_output import OPTION, Command
-from attnbalance.cli.listing import facts, families
+from attnbalance.cli.listing import facts, families, tasks
 from attnbalance.cli.measuring import context, curve, explain, knowledge, salience, trajectory
 from attnbalance.cli.running import demo, reproduce, study
 from attnbalance.data.sources.load_facts import source_names
@@ -48,7 +48,7 @@ def options(
 
 GROUPS = {
     "Start": (demo, facts, families),
-    "Measure": (knowledge, curve, trajectory, context, salience, explain),
+    "Measure": (knowledge, curve, trajectory, context, salience, explain, tasks),
     "Finetune and compare": (finetune, instruct, context_critical, scale_adapter, study, reproduce),
 }
 """The commands, as `attnbalance --help` groups them."""

@@ -1,4 +1,4 @@
-"""Commands that list: `facts`, without a model, and `families`, tiny models of every kind."""
+"""Commands that list: `facts` and `tasks`, without a model, and `families`, tiny models of every kind."""
 
 from __future__ import annotations
 
@@ -108,3 +108,15 @@ def families(
     ctx.meta[NUMBERS] = {"families": {"outcomes": outcomes, "versions": versions}}
     if any(WRONG in some for some in kinds.values()):
         raise typer.Exit(1)
+
+
+def tasks(ctx: typer.Context) -> None:
+    """Print the folder of the tasks popqa and entity_questions, for lm-evaluation-harness.
+
+    lm_eval --tasks popqa,entity_questions --include_path $(attnbalance tasks) asks and scores as `attnbalance curve
+    --recall` does. --metadata '{"popqa": "PATH", "entity_questions": "PATH"}' names local copies of the data.
+    """
+    from attnbalance.harness.tasks import FOLDER, TASKS
+
+    print(FOLDER)
+    ctx.meta[NUMBERS] = {"tasks": {"folder": str(FOLDER), "names": list(TASKS)}}

@@ -26,7 +26,7 @@ from attnbalance.files.work import HOLDER, LOCK
 RUNNER = CliRunner()
 PAGE = Path(__file__).parents[2] / "docs/how-to/scripts.md"
 NAMES = [command.__name__.replace("_", "-") for commands in GROUPS.values() for command in commands]
-WITHOUT_FOLDER = ("facts", "families")
+WITHOUT_FOLDER = ("facts", "families", "tasks")
 NO_RESULTS = {"config.json", "adapter_config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 NO_RESULTS |= {"objective_base.json", "instructions.json"}
 """Files of a model or of data, which are no results."""
@@ -60,6 +60,7 @@ def commands(
         "demo": ("demo",),
         "facts": ("facts", facts),
         "families": ("families", "gpt2"),
+        "tasks": ("tasks",),
         "knowledge": ("knowledge", *both, *about),
         "curve": ("curve", *both, *about, "--recall"),
         "trajectory": ("trajectory", tmp_path / "run", "--base", long_llama_folder, *about, "--recall"),
