@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 
 import pytest
+from small_demo import make_demo_small
 
 import attnbalance.demo as demonstration
-from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.demo import demo
 from attnbalance.errors import DataError, OutputError
-from attnbalance.finetuning.pretrain import Recipe
-from attnbalance.finetuning.settings import FinetuneSettings
 
 NUMBERS = ("curves.json", "recall.json", "answers.jsonl", "prompts.jsonl", "readings.parquet")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe(layers=2, d_model=32, heads=2, vocabulary=400, steps=8, batch_size=16)
-    monkeypatch.setattr(demonstration, "SYNTHETIC_RECIPE", recipe)
-    monkeypatch.setattr(demonstration, "POPQA_RECIPE", recipe)
-    monkeypatch.setattr(
-        demonstration, "synthetic_facts", functools.partial(synthetic_facts, subjects=20, relations=2, answers=4)
-    )
-    quick = functools.partial(FinetuneSettings, steps=4, batch_size=8, checkpoint_every=2)
-    monkeypatch.setattr(demonstration, "FinetuneSettings", quick)
+    make_demo_small(monkeypatch)
 
 
 def test_the_demo_leaves_models_numbers_and_a_report(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import typer
 from attnbalance.cli.exits import Commands, show_warning
 from attnbalance.cli.finetuning import finetune, scale_adapter
 from attnbalance.cli.instructing import context_critical, instruct
-from attnbalance.cli.listing import facts, families
+from attnbalance.cli.json_output import OPTION, Command
+from attnbalance.cli.listing import facts, families, tasks
 from attnbalance.cli.measuring import context, curve, explain, knowledge, salience, trajectory
 from attnbalance.cli.running import demo, reproduce, study
 from attnbalance.data.sources.load_facts import source_names
@@ -37,13 +38,17 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
     ] = False,
+    json: Annotated[
+        bool,
+        typer.Option(OPTION, help="Print one JSON object about the results, for scripts; all else goes to stderr."),
+    ] = False,
 ) -> None:
     """Options before the command."""
 
 
 GROUPS = {
     "Start": (demo, facts, families),
-    "Measure": (knowledge, curve, trajectory, context, salience, explain),
+    "Measure": (knowledge, curve, trajectory, context, salience, explain, tasks),
     "Finetune and compare": (finetune, instruct, context_critical, scale_adapter, study, reproduce),
 }
 """The commands, as `attnbalance --help` groups them."""
@@ -51,7 +56,7 @@ GROUPS = {
 app.callback()(options)
 for group, commands in GROUPS.items():
     for command in commands:
-        app.command(rich_help_panel=group)(command)
+        app.command(rich_help_panel=group, cls=Command)(command)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from attnbalance.cli.json_output import WANTED, print_json, wants_json
 from attnbalance.errors import AttnBalanceError, shortened
 
 
@@ -21,29 +22,30 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command; refuse bytes that are not UTF-8, which no result could hold."""
+        ctx.meta[WANTED] = wants_json(args)
         for argument in args:
             try:
                 argument.encode()
             except UnicodeEncodeError:
-                _fail(f"arguments must be UTF-8 text, got {argument!r}")
-        with _short_usage_errors() if args else nullcontext():  # without any, the help is the message
+                _fail(ctx, f"arguments must be UTF-8 text, got {argument!r}")
+        with _usage_errors(ctx) if args else nullcontext():  # without any, the help is the message
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> object:
         """Run the command that was named."""
         try:
-            with _short_usage_errors():
+            with _usage_errors(ctx):
                 return super().invoke(ctx)
         except AttnBalanceError as error:
-            _fail(self._with_flags(ctx, str(error)))
+            _fail(ctx, self._with_flags(ctx, str(error)))
         except KeyboardInterrupt as interrupt:
             left = f"; {interrupt}" if str(interrupt) else ""
-            _fail(f"interrupted{left}; run the same command again to go on")
+            _fail(ctx, f"interrupted{left}; run the same command again to go on")
         except Exception as error:
             message = _trouble(error)
             if message is None:
                 raise
-            _fail(message)
+            _fail(ctx, message)
 
     def _with_flags(self, ctx: Any, message: str) -> str:
         """A library message with its arguments, such as `skip_bad=True`, written as options of the command."""
@@ -61,13 +63,15 @@ class Commands(TyperGroup):
 
 
 @contextmanager
-def _short_usage_errors() -> Iterator[None]:
-    """What typer says of an option, with values cut as everywhere (see `shortened`)."""
+def _usage_errors(ctx: Any) -> Iterator[None]:
+    """Cuts values in what typer says of an option, as everywhere (see `shortened`); prints it as JSON if wanted."""
     try:
         yield
     except TyperException as error:
         if isinstance(message := getattr(error, "message", None), str):
             error.message = shortened(message)  # pyright: ignore[reportAttributeAccessIssue]
+        if ctx.meta[WANTED]:
+            print_json({"error": error.format_message()})
         raise
 
 
@@ -84,6 +88,8 @@ def show_warning(message: Warning | str, category: type[Warning], *_: object) ->
         print(f"warning: {shortened(str(message))}", file=sys.stderr)
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(ctx: Any, message: str) -> NoReturn:
     print(f"error: {shortened(message)}", file=sys.stderr)
+    if ctx.meta[WANTED]:
+        print_json({"error": shortened(message)})
     sys.exit(2)

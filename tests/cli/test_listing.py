@@ -1,4 +1,4 @@
-"""`facts` from the command line."""
+"""`facts`, `families` and `tasks` from the command line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from commands import run_command
 from attnbalance import load_facts
 from attnbalance.families import check_families
 from attnbalance.families.check_families import FamilyOutcome
+from attnbalance.harness.tasks import TASKS
 
 ROWS = [
     {"subject": "Oslo", "relation": "country", "answers": ["Norway"], "statement": "{subject} lies in"},
@@ -76,3 +77,13 @@ def test_families_are_listed_with_what_came_of_them(monkeypatch: pytest.MonkeyPa
     assert f"transformers {metadata.version('transformers')}," in lines[5]
     code, text = run_command("families", "gpt2")
     assert (code, text.splitlines()[-2]) == (1, "lengths beyond the prompts: 1 WRONG")
+
+
+def test_the_folder_of_tasks_is_printed_alone_and_holds_each_task() -> None:
+    code, text = run_command("tasks")
+    folder = Path(text.removesuffix("\n"))
+    assert (code, folder.is_absolute()) == (0, True)
+    assert sorted(path.stem for path in folder.glob("*.yaml")) == sorted(TASKS)
+    code, text = run_command("--json", "tasks")
+    printed = next(json.loads(line) for line in text.splitlines() if line.startswith("{"))
+    assert printed["results"]["tasks"] == {"folder": str(folder), "names": list(TASKS)}

@@ -39,7 +39,7 @@ def test_help_names_every_command_once_below_its_group(monkeypatch: pytest.Monke
     code, text = run_command("--help")
     assert code == 0
     names = [command.__name__.replace("_", "-") for commands in GROUPS.values() for command in commands]
-    assert len(set(names)) == len(names) == 15
+    assert len(set(names)) == len(names) == 16
     lines = [next(i for i, shown in enumerate(text.splitlines()) if shown.startswith(f"│ {name} ")) for name in names]
     heads = [next(i for i, shown in enumerate(text.splitlines()) if f"─ {group} ─" in shown) for group in GROUPS]
     assert lines == sorted(lines)

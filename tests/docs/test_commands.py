@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,24 @@ from attnbalance.cli import app
 MAIN: Any = typer.main.get_command(app)
 CONTEXT: Any = MAIN.make_context("attnbalance", [], resilient_parsing=True)
 COMMANDS = {name: MAIN.get_command(CONTEXT, name) for name in MAIN.list_commands(CONTEXT)}
-OPTIONS = {option for command in COMMANDS.values() for parameter in command.params for option in parameter.opts}
-OF_BENCHMARKS = {"--help", "--version", "--rows", "--train-limit", "--heldout-limit"}
+GLOBAL = {option for parameter in MAIN.params for option in parameter.opts}
+OPTIONS = GLOBAL | {
+    option for command in COMMANDS.values() for parameter in command.params for option in parameter.opts
+}
+OF_BENCHMARKS = {"--help", "--rows", "--train-limit", "--heldout-limit"}
 """Options that are no command's own, or those of `benchmarks/real_model.py`."""
+SHELL = (">", "|", "||")
+"""Words of the shell that end a command."""
 STARTS = (["attnbalance"], ["accelerate", "launch", "-m", "attnbalance.cli"])
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The arguments after `attnbalance` of every whole command in a page's shell blocks."""
+    """The arguments after `attnbalance`, and the options before a command, of the commands in a page's shell blocks."""
     lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
     parts = [part.strip() for line in lines for part in line.split("&&")]
-    words = [shlex.split(part, comments=True) for part in parts]
-    return [line[len(start) :] for line in words for start in STARTS if line[: len(start)] == start]
+    words = [list(takewhile(lambda word: word not in SHELL, shlex.split(part, comments=True))) for part in parts]
+    called = [line[len(start) :] for line in words for start in STARTS if line[: len(start)] == start]
+    return [list(dropwhile(GLOBAL.__contains__, arguments)) for arguments in called]
 
 
 def parse(arguments: list[str]) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from attnbalance import Fact, FactSet, describe_facts
+from attnbalance.report.fact_table import relation_rows
 
 
 def test_each_relation_has_a_row_with_hand_counted_numbers() -> None:
@@ -36,3 +39,12 @@ def test_each_relation_has_a_row_with_hand_counted_numbers() -> None:
         "Ann was born in |",
     ]
     assert "| none |" in describe_facts(FactSet((Fact("s", "r", ("a",)),)))
+
+
+def test_a_row_holds_the_numbers_of_its_relation_and_none_where_no_fact_has_a_popularity() -> None:
+    known = (Fact("Oslo", "country", ("Norway",), 10.0), Fact("Rome", "country", ("Italy",)))
+    country, birth = relation_rows(FactSet((*known, Fact("Ann", "birth", ("Paris",)))))
+    assert (country.facts, country.answers, country.most_frequent, country.accepted) == (2, 2, "Norway", 0.5)
+    assert (country.popularity, country.with_popularity) == (pytest.approx((10.0, 10.0, 10.0)), 1)
+    assert (country.question, country.statement) == ("What is the country of Oslo?", "The country of Oslo is")
+    assert (birth.facts, birth.popularity, birth.with_popularity) == (1, None, 0)

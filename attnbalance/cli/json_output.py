@@ -1,0 +1,106 @@
+"""`attnbalance --json COMMAND`: one JSON object on standard output; all that people read goes to standard error."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from typer import Exit
+from typer.core import TyperCommand
+
+from attnbalance.files.outputs import MARKER, as_folder
+from attnbalance.files.work import HOLDER, LOCK
+
+OPTION = "--json"
+WANTED, NUMBERS = "attnbalance.json_wanted", "attnbalance.numbers"
+"""Names in a command's context: whether JSON is wanted, and the numbers of a command that writes no results."""
+
+RESULTS = {
+    "curve": ("curves.json", "recall.json"),
+    "trajectory": ("trajectory.json", "curves.json", "recall.json"),
+    "knowledge": ("knowledge.json",),
+    "context": ("context.json",),
+    "salience": ("salience.json",),
+    "explain": ("explain.json", "curves.json", "recall.json"),
+    "finetune": ("trajectory.json",),
+    "instruct": ("trajectory.json",),
+    "study": ("study.json",),
+    "reproduce": ("*.json",),
+    "demo": ("curves.json", "recall.json"),
+}
+"""The files of results in a command's folder, beside attnbalance.json, as patterns."""
+
+
+class Command(TyperCommand):
+    """A command that prints one JSON object about its results if `--json` stands before its name."""
+
+    def invoke(self, ctx: Any) -> object:
+        """Run the command."""
+        if not ctx.meta[WANTED]:
+            return super().invoke(ctx)
+        ending = None
+        with _standard_output_as_error():
+            try:
+                super().invoke(ctx)
+            except Exit as exit_code:  # a command that has its results and found something wrong
+                ending = exit_code
+        print_json(_about(ctx))
+        if ending is not None:
+            raise ending
+        return None
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether `--json` is among the options before the command."""
+    return OPTION in takewhile(lambda argument: argument.startswith("-"), arguments)
+
+
+def print_json(value: Mapping[str, object]) -> None:
+    """Print a JSON object on one line; numbers that are not finite are null.
+
+    Of several processes that `accelerate launch` starts, the first one prints.
+    """
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None)))
+
+
+def _about(ctx: Any) -> dict[str, object]:
+    """The command, the version, the folder of results as an absolute path, its files, and its numbers."""
+    from importlib.metadata import version
+
+    out = ctx.params.get("out")
+    folder = None if out is None else as_folder(out)
+    files = sorted(path.name for path in folder.iterdir() if path.is_file()) if folder and folder.is_dir() else []
+    return {
+        "command": ctx.info_name,
+        "version": version("attnbalance"),
+        "out": None if folder is None else str(folder),
+        "files": [name for name in files if name not in (LOCK, HOLDER)],
+        "results": ctx.meta.get(NUMBERS) or _results(folder, (MARKER, *RESULTS.get(ctx.info_name, ()))),
+    }
+
+
+def _results(folder: Path | None, patterns: Sequence[str]) -> dict[str, object]:
+    """What files of a folder hold, by their names without the ending."""
+    paths = sorted({path for pattern in patterns for path in (folder.glob(pattern) if folder else ())})
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+@contextmanager
+def _standard_output_as_error() -> Iterator[None]:
+    """Sends all that this process, libraries in it and processes it starts write to standard output to error output."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
