@@ -35,6 +35,7 @@ def figures() -> dict[str, PaperFigure]:
     from attnbalance.papers import (
         directors,
         ghosal_fig2,
+        ghosal_fig5,
         ghosal_fig6,
         ghosal_popqa,
         goyal,
@@ -43,7 +44,17 @@ def figures() -> dict[str, PaperFigure]:
         xu_chen_capitals,
     )
 
-    modules = (ghosal_fig2, ghosal_popqa, ghosal_fig6, xu_chen, directors, xu_chen_capitals, goyal, goyal_tuned)
+    modules = (
+        ghosal_fig2,
+        ghosal_popqa,
+        ghosal_fig5,
+        ghosal_fig6,
+        xu_chen,
+        directors,
+        xu_chen_capitals,
+        goyal,
+        goyal_tuned,
+    )
     return {figure.name: figure for module in modules for figure in module.FIGURES}
 
 
