@@ -100,6 +100,19 @@ def eager(model: PreTrainedModel) -> PreTrainedModel:
     return twin.eval()
 
 
+def count_passes(model: PreTrainedModel) -> list[torch.Size]:
+    """The shape [prompt, token] of what each pass reads from now on; not by a hook, with which no prefix is shared."""
+    embed, shapes = model.get_input_embeddings(), list[torch.Size]()
+    forward = embed.forward
+
+    def counting(ids: torch.Tensor) -> torch.Tensor:
+        shapes.append(ids.shape)
+        return forward(ids)
+
+    embed.forward = counting
+    return shapes
+
+
 def argmax_loop(model: PreTrainedModel, ids: tuple[int, ...], steps: int, stop: int | None = 1) -> list[int]:
     """The greedy continuation of one prompt: no cache, no padding, no batch."""
     given = list(ids)

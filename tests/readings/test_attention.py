@@ -82,7 +82,7 @@ def test_padding_side_and_mask_dtype_change_no_reading(hooked: HookedModel, side
     batch = pad(encode(prompts, hooked.tokenizer), pad_id=5, padding_side=side)
     batch = dataclasses.replace(batch, attention_mask=batch.attention_mask.to(dtype))
     with torch.no_grad():
-        found = rows_of(hooked, batch).to("subject")
+        found = rows_of(batch, hooked.rows(batch), hooked.layers).to("subject")
     torch.testing.assert_close(found.values, expected.values, atol=TOLERANCE, rtol=0)
 
 
@@ -249,7 +249,11 @@ def test_a_role_of_some_prompts_alone_has_no_share() -> None:
 
 def test_all_parts_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, passes, rows = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer()), [], HookedModel.rows
-    monkeypatch.setattr(HookedModel, "rows", lambda self, batch: passes.append(len(batch.prompts)) or rows(self, batch))
+    monkeypatch.setattr(
+        HookedModel,
+        "rows",
+        lambda self, batch, cache=None: passes.append(len(batch.prompts)) or rows(self, batch, cache),
+    )
     read_attention_by_part(model, tiny_prompts(), batch_size=4)
     assert sum(passes) == len(tiny_prompts())
 
