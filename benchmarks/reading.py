@@ -58,7 +58,7 @@ from attnbalance.models.shared_prefixes import groups_by_prefix, rows_by_batch
 SHAPE = {"vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8}
 SHAPE |= {"num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 2048}
 TOKENS = 8_000  # of the random model's tokenizer, trained on the questions
-OF_RELATION, BATCH, RANDOM = 16, 16, 4  # questions of a relation; prompts in a batch, and of random tokens
+BATCH, RANDOM = 16, 4  # prompts in a batch, and of random tokens
 SAVED = (60, 120, 180, 240)  # tokens in a group
 TOLERANCE = 1e-4  # of a probability in float32: eager attention sums in another order
 MIB = 2**20
@@ -73,15 +73,15 @@ class Workload:
     batch_size: int
 
 
-def questions(facts: Sequence[Fact], prompts: int, shots: int) -> tuple[list[Prompt], list[Prompt]]:
-    """Prompts of the first relations, `OF_RELATION` of each, and the same after answered ones of their relation."""
-    relations = defaultdict[str, list[Prompt]](list)
+def questions(facts: Sequence[Fact], relations: int, of_each: int, shots: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Prompts of the first relations, in mixed order, and the same after answered ones of their relation."""
+    by_relation = defaultdict[str, list[Prompt]](list)
     for prompt in make_prompts(facts):
-        relations[prompt.fact.relation].append(prompt)
+        by_relation[prompt.fact.relation].append(prompt)
     plain, after = list[Prompt](), list[Prompt]()
-    for own in list(relations.values())[: max(1, prompts // OF_RELATION)]:
+    for own in list(by_relation.values())[:relations]:
         header = "".join(f"{shot.with_answer}\n\n" for shot in own[:shots])
-        for prompt in own[shots : shots + min(prompts, OF_RELATION)]:
+        for prompt in own[shots : shots + of_each]:
             spans = {role: (start + len(header), end + len(header)) for role, (start, end) in prompt.spans.items()}
             plain.append(prompt)
             after.append(replace(prompt, text=header + prompt.text, spans=spans))
@@ -220,7 +220,8 @@ def main() -> None:
     parser.add_argument("--facts", help="popqa:PATH or another source of facts; by default invented ones")
     parser.add_argument("--model", help="a local folder or GGUF file; by default a random Llama of 8 layers")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--prompts", type=int, default=64, help="questions, 16 of each relation")
+    parser.add_argument("--prompts", type=int, default=64, help="questions")
+    parser.add_argument("--relations", type=int, default=1, help="of the questions, equally many of each")
     parser.add_argument("--shots", type=int, default=5, help="answered questions before the one asked")
     parser.add_argument("--lengths", default="128,512,1024", help="of random tokens")
     parser.add_argument("--workloads", default="zero-shot,few-shot,random,break-even", help="which of these")
@@ -228,7 +229,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     facts = (load_facts(options.facts) if options.facts else synthetic_facts(0, subjects=200)).facts
-    zero, few = questions(facts, options.prompts, options.shots)
+    zero, few = questions(facts, options.relations, options.prompts // options.relations, options.shots)
     if options.model:
         model = load_model(options.model, device="cpu", dtype="float32")
     else:

@@ -73,6 +73,9 @@ OUTSIDE = ("gpt_neo", "falcon", "bloom")
 
 FAMILIES = INTERFACE + SINKS + OUTSIDE
 
+ALL_KEYS = ("gpt2", "llama", "neox", "qwen2", "qwen3", *OUTSIDE)
+"""Families whose cache keeps the keys and values of all tokens; those of the others have sliding windows."""
+
 
 def tiny_config(family: str, **changes: object) -> PretrainedConfig:
     """The configuration of a tiny model of one family; token ids that lie outside the vocabulary are left out."""

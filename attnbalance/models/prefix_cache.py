@@ -16,7 +16,7 @@ from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.models.eager_reference import TOLERANCE
-from attnbalance.models.forward import base_of, device_of, evaluating, forward_rows
+from attnbalance.models.forward import base_of, device_of, evaluating, forward_rows, taken
 
 PREFIX, LENGTHS = 5, (12, 7)
 """Tokens of the prefix and of the two whole prompts that prove a model; the shorter one is padded."""
@@ -30,7 +30,8 @@ def read_prefix(model: Module, ids: Sequence[int]) -> DynamicCache | None:
     """
     base = base_of(model)
     inputs = torch.tensor([list(ids)], device=device_of(base))
-    outputs = base(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=True)
+    last = taken(base, {"logits_to_keep": 1})
+    outputs = base(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=True, **last)
     cache = getattr(outputs, "past_key_values", None)
     if type(cache) is not DynamicCache or any(type(layer) is not DynamicLayer for layer in cache.layers):
         return None

@@ -128,6 +128,8 @@ def read_attention(
 
     A TransformerBridge (of TransformerLens) is read through its own attention patterns, with the hooks that are on it,
     and with its own tokenizer, which may add a first token.
+    A prefix that prompts share (few-shot examples, a chat's system text) is read once where that saves time, in models
+    that prove at first use that the rows are those of whole prompts (see `HookedModel.shares_prefixes`).
     Holds the rows of all prompts: prompts x layers x heads x longest prompt x 4 bytes. `read_subject_attention` holds
     one batch at a time. Raises `BadRowsError` for prompts that cannot be tokenized or are longer than the model's
     positions, `DataError` for no prompts.

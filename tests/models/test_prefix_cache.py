@@ -6,13 +6,12 @@ import copy
 
 import pytest
 import torch
-from tiny import INTERFACE, OUTSIDE, SINKS, eager, tiny_model, tiny_tokenizer
+from tiny import ALL_KEYS, INTERFACE, OUTSIDE, SINKS, eager, tiny_model, tiny_tokenizer
 from transformers import PreTrainedModel
 
 from attnbalance.models.hooked import hook
 from attnbalance.models.prefix_cache import copies, read_prefix, same_after_prefix
 
-SHARED = ("gpt2", "llama", "neox", "qwen2", "qwen3", "falcon", "bloom", "gpt_neo")
 WARNING = pytest.mark.filterwarnings("ignore:.*is outside")
 PREFIX, RESTS = [5, 9, 7, 30, 8, 12, 40], [[3, 4, 6], [50, 2, 9]]
 
@@ -22,9 +21,9 @@ PREFIX, RESTS = [5, 9, 7, 30, 8, 12, 40], [[3, 4, 6], [50, 2, 9]]
 def test_a_cache_of_all_keys_is_kept_and_no_other(family: str) -> None:
     model = tiny_model(family)
     cache = read_prefix(model, PREFIX)
-    assert (cache is not None) == (family in SHARED)
+    assert (cache is not None) == (family in ALL_KEYS)
     kernel = hook(model, tiny_tokenizer(), family).kernel
-    assert same_after_prefix(model, kernel) == (family in SHARED)
+    assert same_after_prefix(model, kernel) == (family in ALL_KEYS)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import (
+    ALL_KEYS,
     FACTS,
     INTERFACE,
     OUTSIDE,
@@ -38,10 +39,6 @@ from attnbalance.readings.attention import read_attention
 
 HEADERS = ("Oslo is a city, Rome is a city and Paris is a city. ", "Chess is a game, golf is a game, so is polo. ")
 WARNING = pytest.mark.filterwarnings("ignore:.*is outside")
-
-
-SHARED = ("gpt2", "llama", "neox", "qwen2", "qwen3", "falcon", "bloom", "gpt_neo")
-"""Families that keep the keys and values of all tokens: the others have sliding windows."""
 
 
 def headed_prompts() -> list[Prompt]:
@@ -97,7 +94,7 @@ def check_rows(hooked: HookedModel, oracle: PreTrainedModel, prompts: Sequence[P
 def test_rows_after_a_shared_header_are_those_of_eager_attention_alone(family: str, batch_size: int) -> None:
     model, prompts = tiny_model(family), headed_prompts()
     hooked = load_model(model, tokenizer=tiny_tokenizer())
-    assert hooked.shares_prefixes == (family in SHARED)
+    assert hooked.shares_prefixes == (family in ALL_KEYS)
     check_rows(hooked, eager(tiny_model(family)), random.Random(batch_size).sample(prompts, len(prompts)), batch_size)
 
 
