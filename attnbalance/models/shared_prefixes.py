@@ -95,8 +95,8 @@ def rows_by_batch(
             side, most = ("left", None) if prefix is None else ("right", cost)
             asked = [encodings[i] for i in group]
             for indices, batch in model.batches(asked, batch_size, padding_side=side, most_padding=most):
-                cache = None if prefix is None else copies(prefix, len(indices))
-                yield [group[i] for i in indices], batch, model.rows(batch, cache)
+                cached = () if prefix is None else (copies(prefix, len(indices)),)
+                yield [group[i] for i in indices], batch, model.rows(batch, *cached)
                 progress.update(len(indices))
 
 

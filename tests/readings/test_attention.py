@@ -249,11 +249,7 @@ def test_a_role_of_some_prompts_alone_has_no_share() -> None:
 
 def test_all_parts_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, passes, rows = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer()), [], HookedModel.rows
-    monkeypatch.setattr(
-        HookedModel,
-        "rows",
-        lambda self, batch, cache=None: passes.append(len(batch.prompts)) or rows(self, batch, cache),
-    )
+    monkeypatch.setattr(HookedModel, "rows", lambda self, batch: passes.append(len(batch.prompts)) or rows(self, batch))
     read_attention_by_part(model, tiny_prompts(), batch_size=4)
     assert sum(passes) == len(tiny_prompts())
 
