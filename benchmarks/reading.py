@@ -1,7 +1,7 @@
 """What reading attention rows costs, beside forward passes and beside other ways to get attention: one run, in turn.
 
-Claims: without a shared prefix a reading takes less time than the backbone alone; questions after five answered ones,
-which prompts of a relation share, take a tenth of the model's own passes; memory grows with the prompt's length, where
+Claims: without a shared prefix a reading takes less time than the backbone alone; 64 questions after the same five
+answered ones take less than a tenth of the model's own passes; memory grows with the prompt's length, where
 whole maps grow with its square; and a prefix pays from the number of saved tokens that we take. Ways:
 
     backbone        model.model(**batch) with SDPA
@@ -35,6 +35,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,7 +54,7 @@ from attnbalance.models import shared_prefixes
 from attnbalance.models.build_bridge import build_bridge
 from attnbalance.models.forward import base_of, forward_rows, vocabulary_size
 from attnbalance.models.rows import IMPLEMENTATION
-from attnbalance.models.shared_prefixes import groups_by_prefix, rows_by_batch
+from attnbalance.models.shared_prefixes import PASS_ON_CPU, groups_by_prefix, rows_by_batch, worth_in_reading
 
 SHAPE = {"vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8}
 SHAPE |= {"num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 2048}
@@ -201,7 +202,8 @@ def ratio(times: dict[str, dict[str, Any]], name: str, to: str) -> list[float]:
 def show(workload: Workload, times: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Print the table of a workload, and return what is in it."""
     lengths = [len(encoding.ids) for encoding in workload.encodings]
-    groups = [(shared, len(group)) for shared, group in groups_by_prefix([e.ids for e in workload.encodings])]
+    worth = partial(worth_in_reading, PASS_ON_CPU)
+    groups = [(shared, len(group)) for shared, group in groups_by_prefix([e.ids for e in workload.encodings], worth)]
     about = f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens (mean {statistics.fmean(lengths):.0f})"
     print(f"\n{workload.name}: {about}, batches of {workload.batch_size}; prefixes (tokens, prompts) {groups}")
     print(f"{'way':>14} {'median s':>9} {'to backbone [quartiles]':>24} {'to model [quartiles]':>24} {'kept MiB':>9}")
