@@ -11,6 +11,8 @@ import pytest
 
 from attnbalance.finetuning.objectives import mapped
 
+SMALL = ["--rounds", "1", "--prompts", "8", "--shots", "1", "--lengths", "12"]
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -19,6 +21,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
     [
         ("base_numbers", ["--facts", "80", "--in-memory-mib", "1"], "in memory"),
         ("intervals", ["--trials", "2"], "Spearman"),
+        ("reading", ["--model", "MODEL", *SMALL], "16"),
         ("theory", ["--tokens", "60", "--repeats", "1", "--runs", "1"], "512"),
         ("trajectory", ["MODEL", "FACTS", "--facts", "3", "--checkpoints", "2"], '{"threads": 1'),
     ],

@@ -73,6 +73,9 @@ OUTSIDE = ("gpt_neo", "falcon", "bloom")
 
 FAMILIES = INTERFACE + SINKS + OUTSIDE
 
+ALL_KEYS = ("gpt2", "llama", "neox", "qwen2", "qwen3", *OUTSIDE)
+"""Families whose cache keeps the keys and values of all tokens; those of the others have sliding windows."""
+
 
 def tiny_config(family: str, **changes: object) -> PretrainedConfig:
     """The configuration of a tiny model of one family; token ids that lie outside the vocabulary are left out."""
@@ -98,6 +101,19 @@ def eager(model: PreTrainedModel) -> PreTrainedModel:
     twin.set_attn_implementation("eager")
     twin.config._attn_implementation = "eager"  # the line above only warns in families outside the interface
     return twin.eval()
+
+
+def count_passes(model: PreTrainedModel) -> list[torch.Size]:
+    """The shape [prompt, token] of what each pass reads from now on; not by a hook, with which no prefix is shared."""
+    embed, shapes = model.get_input_embeddings(), list[torch.Size]()
+    forward = embed.forward
+
+    def counting(ids: torch.Tensor) -> torch.Tensor:
+        shapes.append(ids.shape)
+        return forward(ids)
+
+    embed.forward = counting
+    return shapes
 
 
 def argmax_loop(model: PreTrainedModel, ids: tuple[int, ...], steps: int, stop: int | None = 1) -> list[int]:

@@ -84,20 +84,27 @@ def pad(encodings: Sequence[Encoding], pad_id: int = 0, padding_side: str = "lef
     )
 
 
-def batches(lengths: Sequence[int], batch_size: int, alike_from: int | None = None) -> Iterator[list[int]]:
+def batches(
+    lengths: Sequence[int], batch_size: int, alike_from: int | None = None, most_padding: int | None = None
+) -> Iterator[list[int]]:
     """Indices of at most `batch_size` prompts of similar length in tokens, longest first.
 
     Thus a batch too large for memory fails at once. Prompts of at least `alike_from` tokens share a batch only with
-    prompts of exactly their length, so that nothing is padded (see `HookedModel.alike_from`). Raises `DataError` for a
-    batch size below 1.
+    prompts of exactly their length, so that nothing is padded (see `HookedModel.alike_from`). A batch ends before it
+    would hold more than `most_padding` tokens of padding. Raises `DataError` for a batch size below 1.
     """
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise DataError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     for _, group in groupby(order, key=lambda i: lengths[i] if alike_from and lengths[i] >= alike_from else 0):
-        indices = list(group)
-        for start in range(0, len(indices), batch_size):
-            yield indices[start : start + batch_size]
+        batch, padding = list[int](), 0
+        for i in group:
+            padding += lengths[batch[0]] - lengths[i] if batch else 0
+            if len(batch) == batch_size or (batch and most_padding is not None and padding > most_padding):
+                yield batch
+                batch, padding = [], 0
+            batch.append(i)
+        yield batch
 
 
 def check_lengths(encodings: Sequence[Encoding], max_positions: int | None, extra: Sequence[int] = ()) -> None:

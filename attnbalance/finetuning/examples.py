@@ -21,7 +21,8 @@ from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
-from attnbalance.models.shared_prefixes import copies, with_prefixes
+from attnbalance.models.prefix_cache import copies
+from attnbalance.models.shared_prefixes import with_prefixes
 
 IGNORED = -100
 """The label of a token that carries no loss (Hugging Face's convention)."""

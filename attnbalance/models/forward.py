@@ -11,34 +11,37 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import Module, ModuleList
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from attnbalance.data.batches import PromptBatch
 from attnbalance.errors import ModelError
 
 
 def forward_rows(
-    model: Module, batch: PromptBatch, kernel: str
+    model: Module, batch: PromptBatch, kernel: str, cache: DynamicCache | None = None
 ) -> tuple[Float[Tensor, "prompt layer head position"], Float[Tensor, "prompt logit_position vocab"]]:
-    """Rows [prompt, layer, head, position] and the logits [prompt, 1 or position, vocab] of one forward pass."""
+    """Rows [prompt, layer, head, position] and the logits [prompt, 1 or position, vocab] of one forward pass.
+
+    With a `cache` (see `inputs_of`), rows are over all positions, and logits are of the tokens after it.
+    """
     base = base_of(model)
-    device = device_of(base)
-    query_index, mask = batch.query_index.to(device), (batch.attention_mask != 0).to(device)
+    query_index, mask = _query_of(base, batch, cache)
     query = {} if kernel == "eager" else {"query_index": query_index}
-    output = model(**inputs_of(base, batch, 1), **query, output_attentions=True)
+    output = model(**inputs_of(base, batch, 1, cache), **query, output_attentions=True)
     return rows_of_output(output, kernel, query_index, mask), attention_maps(output)[1]
 
 
 @torch.no_grad()
-def rows_alone(model: Module, batch: PromptBatch, layers: Sequence[int]) -> Float[Tensor, "prompt layer head position"]:
+def rows_alone(
+    model: Module, batch: PromptBatch, layers: Sequence[int], cache: DynamicCache | None = None
+) -> Float[Tensor, "prompt layer head position"]:
     """The rows of `forward_rows` without the logits, from a pass that ends as soon as the last layer has its row.
 
     So that layer's output, its MLP and the unembedding are not computed. The model must run our attention function,
     and `layers` are the numbers of its attention modules in the order of their calls.
     """
     base, kept = base_of(model), dict[int, Tensor]()
-    device = device_of(base)
-    query_index, mask = batch.query_index.to(device), (batch.attention_mask != 0).to(device)
+    query_index, mask = _query_of(base, batch, cache)
 
     def keep(module: Module, row: Tensor) -> None:
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
@@ -47,7 +50,7 @@ def rows_alone(model: Module, batch: PromptBatch, layers: Sequence[int]) -> Floa
             raise _LastRow
 
     with suppress(_LastRow):
-        model(**inputs_of(base, batch, 1), query_index=query_index, on_row=keep)
+        model(**inputs_of(base, batch, 1, cache), query_index=query_index, on_row=keep)
     if missing := [layer for layer in layers if layer not in kept]:
         raise ModelError(
             f"layer {missing[0]} of {type(base).__name__} gave no attention row: the model was changed after it was "
@@ -60,14 +63,37 @@ class _LastRow(Exception):  # noqa: N818
     """Ends a pass of which no more is needed."""
 
 
-def inputs_of(base: PreTrainedModel, batch: PromptBatch, logits_to_keep: int) -> dict[str, Any]:
+def _query_of(
+    base: PreTrainedModel, batch: PromptBatch, cache: DynamicCache | None
+) -> tuple[Int[Tensor, " prompt"], Bool[Tensor, "prompt position"]]:
+    """Where each prompt's query is among the tokens that the pass reads, and which positions are no padding."""
+    device = device_of(base)
+    return batch.query_index.to(device) - _cached(cache), (batch.attention_mask != 0).to(device)
+
+
+def _cached(cache: DynamicCache | None) -> int:
+    return 0 if cache is None else cache.get_seq_length()
+
+
+def inputs_of(
+    base: PreTrainedModel, batch: PromptBatch, logits_to_keep: int, cache: DynamicCache | None = None
+) -> dict[str, Any]:
     """The arguments of a forward pass over a batch, as far as the family takes them, on the model's device.
 
     logits_to_keep: the number of positions, counted from the end, whose logits are needed.
+    cache: the keys and values of the first tokens, which the pass adds to; the batch must be padded right.
     """
-    device = device_of(base)
-    inputs = {"input_ids": batch.input_ids.to(device), "attention_mask": (batch.attention_mask != 0).long().to(device)}
-    extra = {"position_ids": batch.position_ids.to(device), "use_cache": False, "logits_to_keep": logits_to_keep}
+    device, read = device_of(base), _cached(cache)
+    inputs = {
+        "input_ids": batch.input_ids[:, read:].to(device),
+        "attention_mask": (batch.attention_mask != 0).long().to(device),
+    } | ({} if cache is None else {"past_key_values": cache})
+    extra = {
+        "position_ids": batch.position_ids[:, read:].to(device),
+        "use_cache": cache is not None,
+        "logits_to_keep": logits_to_keep,
+        "output_router_logits": False,  # a loss of them would not fit a pass after a cache
+    }
     return inputs | taken(base, extra)
 
 

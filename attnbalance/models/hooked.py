@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import Module
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from attnbalance.data.batches import PromptBatch, batches, check_lengths, pad
 from attnbalance.data.prompts import Prompt
@@ -29,6 +29,7 @@ from attnbalance.models.forward import (
     rows_alone,
     vocabulary_size,
 )
+from attnbalance.models.prefix_cache import same_after_prefix
 from attnbalance.models.rows import IMPLEMENTATION, register
 from attnbalance.models.self_check import self_check
 from attnbalance.progress import progress_bar
@@ -82,6 +83,14 @@ class HookedModel:
         tokens = self.tokenizer.batch_decode([[i] for i in range(len(self.tokenizer))])
         return frozenset(i for i, token in enumerate(tokens) if "\n" in token)
 
+    @cached_property
+    def shares_prefixes(self) -> bool:
+        """Whether prompts of fewer than `alike_from` tokens can be read after the cache of their prefix.
+
+        Proven at first use (see `same_after_prefix`).
+        """
+        return same_after_prefix(self.model, self.kernel)
+
     def check_implementation(self) -> None:
         """Raise `ModelError` where another attention implementation was set since the model was hooked."""
         implementation = base_of(self.model).config._attn_implementation
@@ -109,6 +118,7 @@ class HookedModel:
         alike: bool = False,
         bar: str | None = None,
         padding_side: str = "left",
+        most_padding: int | None = None,
     ) -> Iterator[tuple[list[int], PromptBatch]]:
         """The prompts in padded batches that the model can read, each with its prompts' indices, longest first.
 
@@ -121,13 +131,14 @@ class HookedModel:
         alike: only prompts of one length share a batch, so that none is padded.
         bar: the title of a progress bar; None: no bar.
         padding_side: "left" or "right".
+        most_padding: the largest number of padding tokens in a batch; None: no limit.
         """
         if not encodings:
             raise DataError("expected at least one prompt, got none")
         check_lengths(encodings, self.max_positions, extra=budgets)
         alike_from = 1 if alike else self.alike_from and max(1, self.alike_from - max(budgets, default=0))
         with progress_bar(bar or "", total=len(encodings), unit="prompt", shown=bar is not None) as progress:
-            for group in batches([len(encoding.ids) for encoding in encodings], batch_size, alike_from):
+            for group in batches([len(encoding.ids) for encoding in encodings], batch_size, alike_from, most_padding):
                 for indices in self._fitting(group, encodings, budgets):
                     yield indices, pad([encodings[i] for i in indices], self.pad_id, padding_side)
                     progress.update(len(indices))
@@ -137,11 +148,15 @@ class HookedModel:
         longest = max(len(encodings[i].ids) for i in group) + max((budgets[i] for i in group if budgets), default=0)
         return [group] if longest <= (self.max_positions or longest) else [[i] for i in group]
 
-    def rows(self, batch: PromptBatch) -> Float[Tensor, "prompt layer head position"]:
+    def rows(
+        self, batch: PromptBatch, cache: DynamicCache | None = None
+    ) -> Float[Tensor, "prompt layer head position"]:
         """The attention row of each prompt's query in every layer and head, in float32, on the batch's positions.
 
         Padding has probability 0. Differentiable outside `torch.no_grad`. Within it, models whose rows can be edited
-        skip what no row depends on: the last layer's output and MLP, and the logits.
+        skip what no row depends on: the last layer's output and MLP, and the logits. With a `cache`, the keys and
+        values of the tokens that all prompts begin with (see `models.shared_prefixes`), the other tokens are read; the
+        batch must be padded right.
 
         Raises `ModelError` for NaN or infinity in a row, or in logits if they are computed (naming the first prompt);
         for a token that the model does not know; for a padded batch of `alike_from` tokens or more; and if another
@@ -157,9 +172,9 @@ class HookedModel:
             )
         with evaluating(self.model):
             if self.read_only is None and not torch.is_grad_enabled():
-                values = (rows := rows_alone(self.model, batch, self.layers),)
+                values = (rows := rows_alone(self.model, batch, self.layers, cache),)
             else:
-                values = (rows, _) = forward_rows(self.model, batch, self.kernel)
+                values = (rows, _) = forward_rows(self.model, batch, self.kernel, cache)
         self.check_finite(batch.prompts, *values)
         return rows
 

@@ -2,44 +2,111 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, pairwise, takewhile
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import Module
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
-from attnbalance.models.forward import base_of
+from attnbalance.data.batches import PromptBatch, check_lengths
+from attnbalance.data.tokens import Encoding
+from attnbalance.models.forward import base_of, check_vocabulary, evaluating
 from attnbalance.models.hooked import HookedModel
+from attnbalance.models.prefix_cache import copies, read_prefix
+from attnbalance.progress import progress_bar
 
 SHORTEST, FEWEST = 16, 4
-"""The shortest prefix, in tokens, and the fewest prompts with it, that a cache is worth."""
+"""The shortest prefix, in tokens, and the fewest prompts with it, that a cache is worth in generation, where only
+prompts of one length share a batch."""
+
+PASS_ON_CPU, PASS = 60, 1024
+"""How many tokens could be read in the time that one more pass takes: on CPUs, where the weights are read from memory
+again, half of what a prefix must save to pay (see `benchmarks/reading.py`); on other devices a guess on the safe side.
+"""
+
+Worth = Callable[[int, int], int]
+"""The number of tokens that a group saves, 0 if it is not worth a cache, from the prefix's length and its prompts."""
+
+
+def worth_in_generation(shared: int, prompts: int) -> int:
+    """The tokens that are not read again, for a prefix and a group that are large enough."""
+    return shared * (prompts - 1) if shared >= SHORTEST and prompts >= FEWEST else 0
+
+
+def worth_in_reading(pass_cost: int, shared: int, prompts: int) -> int:
+    """The tokens that are not read again, less two passes: that of the prefix, and one more for a batch cut in two."""
+    return max(0, shared * (prompts - 1) - 2 * pass_cost)
 
 
 def with_prefixes(
-    model: HookedModel, sequences: Sequence[Sequence[int]]
+    model: HookedModel, sequences: Sequence[Sequence[int]], worth: Worth = worth_in_generation
 ) -> Iterator[tuple[DynamicCache | None, list[int]]]:
     """The sequences in groups, each with the cache of the prefix that it shares, or None without one.
 
     Without a prefix that is worth a cache, or in a model whose caches cannot be shared, there is one group.
     """
-    groups = groups_by_prefix(sequences)
-    if not any(shared for shared, _ in groups) or read_prefix(model, sequences[0][:1]) is None:
+    groups = groups_by_prefix(sequences, worth)
+    if not any(shared for shared, _ in groups) or not _can_share(model, max(map(len, sequences))):
         groups = [(0, list(range(len(sequences))))]
     for shared, group in groups:
-        yield (read_prefix(model, sequences[group[0]][:shared]) if shared else None), group
+        yield (_prefix(model, sequences[group[0]][:shared]) if shared else None), group
 
 
-def groups_by_prefix(sequences: Sequence[Sequence[int]]) -> list[tuple[int, list[int]]]:
+def _prefix(model: HookedModel, ids: Sequence[int]) -> DynamicCache | None:
+    check_vocabulary(model.model, torch.tensor(ids), model.name)
+    with evaluating(model.model):
+        return read_prefix(model.model, ids)
+
+
+def _can_share(model: HookedModel, longest: int) -> bool:
+    """Whether prompts of so many tokens can be read after a cache.
+
+    Not where something else hooks into the model's passes, such as an edit: it may count on whole prompts. Hooks of
+    transformers itself are those that collect what a pass returns.
+    """
+    short = model.alike_from is None or longest < model.alike_from
+    return short and not any(map(_is_hooked, model.model.modules())) and model.shares_prefixes
+
+
+def _is_hooked(module: Module) -> bool:
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
+
+
+@torch.no_grad()
+def rows_by_batch(
+    model: HookedModel, encodings: Sequence[Encoding], batch_size: int, bar: str | None = None
+) -> Iterator[tuple[list[int], PromptBatch, Float[Tensor, "prompt layer head position"]]]:
+    """The batches of `HookedModel.batches` with their rows, and the indices of their prompts.
+
+    A prefix that prompts share is read once, where the model's cache allows it; then a batch holds only prompts with
+    that prefix. Raises what `HookedModel.batches` and `HookedModel.rows` raise.
+    """
+    check_lengths(encodings, model.max_positions)  # over all prompts: groups have other row numbers
+    cost = PASS_ON_CPU if model.device.type == "cpu" else PASS
+    groups = with_prefixes(model, [encoding.ids for encoding in encodings], partial(worth_in_reading, cost))
+    with progress_bar(bar or "", total=len(encodings), unit="prompt", shown=bar is not None) as progress:
+        for prefix, group in groups:
+            side, most = ("left", None) if prefix is None else ("right", cost)
+            asked = [encodings[i] for i in group]
+            for indices, batch in model.batches(asked, batch_size, padding_side=side, most_padding=most):
+                cached = () if prefix is None else (copies(prefix, len(indices)),)
+                yield [group[i] for i in indices], batch, model.rows(batch, *cached)
+                progress.update(len(indices))
+
+
+def groups_by_prefix(
+    sequences: Sequence[Sequence[int]], worth: Worth = worth_in_generation
+) -> list[tuple[int, list[int]]]:
     """The sequences in groups that share a prefix: its length in tokens, and the indices of the group.
 
-    The groups are those of the prefix tree that save the most tokens. Each has a prefix of at least `SHORTEST` tokens
-    and at least `FEWEST` sequences, which keep one token or more of their own; equal sequences stay together. The rest
-    come last, with a prefix of 0 tokens.
+    The groups are those of the prefix tree that are worth most. Their sequences keep one token or more of their own;
+    equal sequences stay together. The rest come last, with a prefix of 0 tokens.
 
     >>> groups_by_prefix([[1] * 20 + [end] for end in (5, 3, 7, 4)] + [[2, 3]])
     [(20, [1, 3, 0, 2]), (0, [4])]
@@ -52,60 +119,41 @@ def groups_by_prefix(sequences: Sequence[Sequence[int]]) -> list[tuple[int, list
     counts = list(accumulate((len(indices[ids]) for ids in order), initial=0))
     groups = [
         (shared, [i for ids in order[start:end] for i in indices[ids]])
-        for shared, start, end in _split(common, counts, 0, len(order))
+        for shared, start, end in _split(common, counts, worth, 0, len(order))
     ]
     rest = [i for shared, group in groups if not shared for i in group]
     return [(shared, group) for shared, group in groups if shared] + ([(0, rest)] if rest else [])
 
 
-def _split(common: Sequence[int], counts: Sequence[int], start: int, end: int) -> list[tuple[int, int, int]]:
+def _split(
+    common: Sequence[int], counts: Sequence[int], worth: Worth, start: int, end: int
+) -> list[tuple[int, int, int]]:
     """(prefix, start, end) of the groups of the different sequences [start, end).
 
     common: the prefix that the sequences i and i + 1 share.
     counts: how many sequences there are before i, repeated ones included.
+    worth: what a group is worth.
     """
     if end - start < 2:
         return [(0, start, end)]
+
+    def saved(groups: Sequence[tuple[int, int, int]]) -> int:
+        return sum(worth(shared, counts[last] - counts[first]) for shared, first, last in groups)
+
     shared = min(common[start : end - 1])
     cuts = [i + 1 for i in range(start, end - 1) if common[i] == shared]
-    parts = [part for ends in pairwise([start, *cuts, end]) for part in _split(common, counts, *ends)]
-    enough = shared >= SHORTEST and counts[end] - counts[start] >= FEWEST
-    whole = (shared if enough else 0, start, end)
-    return [whole] if _saved([whole], counts) >= _saved(parts, counts) else parts
-
-
-def _saved(groups: Sequence[tuple[int, int, int]], counts: Sequence[int]) -> int:
-    return sum(shared * (counts[end] - counts[start] - 1) for shared, start, end in groups)
+    ends = pairwise([start, *cuts, end])
+    parts = [part for first, last in ends for part in _split(common, counts, worth, first, last)]
+    whole = [(shared, start, end)]
+    if not saved(whole):
+        whole = [(0, start, end)]
+    return whole if saved(whole) >= saved(parts) else parts
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:
     """The length of the prefix that both share, short of the last token of either."""
     same = takewhile(lambda pair: pair[0] == pair[1], zip(a[:-1], b[:-1], strict=False))
     return sum(1 for _ in same)
-
-
-@torch.no_grad()
-def read_prefix(model: HookedModel, ids: Sequence[int]) -> DynamicCache | None:
-    """The cache of a prefix.
-
-    None for a model that keeps anything but the keys and values of all tokens (sliding windows, recurrent states), and
-    for one that prompts of different lengths cannot share (see `HookedModel.alike_from`).
-    """
-    if model.alike_from is not None:
-        return None
-    inputs = torch.tensor([list(ids)], device=model.device)
-    outputs = base_of(model.model)(input_ids=inputs, attention_mask=torch.ones_like(inputs), use_cache=True)
-    cache = getattr(outputs, "past_key_values", None)
-    if type(cache) is not DynamicCache or any(type(layer) is not DynamicLayer for layer in cache.layers):
-        return None
-    return cache
-
-
-def copies(prefix: DynamicCache, count: int) -> DynamicCache:
-    """The cache of a prefix for a batch of so many prompts; the prefix's own stays as it is."""
-    cache = copy.deepcopy(prefix)
-    cache.batch_repeat_interleave(count)
-    return cache
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,9 +15,11 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import PromptBatch, in_order, pad
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.pattern_rows import pattern_reader
+from attnbalance.models.shared_prefixes import rows_by_batch
 from attnbalance.readings.reading import Reading, concatenate
 
 if TYPE_CHECKING:
@@ -126,29 +128,32 @@ def read_attention(
 
     A TransformerBridge (of TransformerLens) is read through its own attention patterns, with the hooks that are on it,
     and with its own tokenizer, which may add a first token.
+    A prefix that prompts share (few-shot examples, a chat's system text) is read once where that saves time, in models
+    that prove at first use that the rows are those of whole prompts (see `HookedModel.shares_prefixes`).
     Holds the rows of all prompts: prompts x layers x heads x longest prompt x 4 bytes. `read_subject_attention` holds
     one batch at a time. Raises `BadRowsError` for prompts that cannot be tokenized or are longer than the model's
     positions, `DataError` for no prompts.
     """
-    model, rows = (model, model.rows) if isinstance(model, HookedModel) else pattern_reader(model)
-    return gather_rows(
-        model, prompts, lambda batch: batch.unpadded(rows(batch)), batch_size=batch_size, progress=progress
-    )
+    if isinstance(model, HookedModel):
+        return gather_rows(model, prompts, batch_size=batch_size, progress=progress)
+    provider, patterns = pattern_reader(model)
+    rows = lambda batch: rows_of(batch, patterns(batch), provider.layers)  # noqa: E731
+    return gather_rows(provider, prompts, rows, batch_size=batch_size, progress=progress)
 
 
 def gather_rows(
     model: HookedModel,
     prompts: Sequence[Prompt],
-    values: Callable[[PromptBatch], Float[Tensor, "prompt layer head position"]],
+    rows: Callable[[PromptBatch], AttentionRows] | None = None,
     *,
     batch_size: int,
     progress: bool,
 ) -> AttentionRows:
-    """The rows of all prompts, in their order, from the `values` of each batch, whose padding is at the end."""
+    """The rows of all prompts, in their order; arguments as in `read_from_rows`."""
     encodings = PromptSet.of(prompts, model.tokenizer).encodings
     pieces, order = [], []
-    for indices, batch in model.batches(encodings, batch_size, bar="attention" if progress else None):
-        pieces.append(values(batch))
+    for indices, batch_rows in _by_batch(model, encodings, rows, batch_size, progress):
+        pieces.append(batch_rows.values)
         order.append(indices)
     return AttentionRows(
         in_order(pieces, order),
@@ -209,20 +214,37 @@ def read_from_rows(
         model: The model.
         prompts: What it is asked.
         readers: Functions from rows to a reading.
-        rows: What gives a batch's rows; by default the model's attention probabilities.
+        rows: What gives a batch's rows. By default they are the model's attention probabilities, for which a prefix
+            that prompts share is read once, where the model's cache allows it.
         batch_size: Prompts in a forward pass.
         progress: Whether to show a progress bar.
     """
     prompts = PromptSet.of(prompts, model.tokenizer)
-    batches = model.batches(prompts.encodings, batch_size, bar="attention" if progress else None)
-    take = rows or partial(rows_of, model)
-    read = [
-        {name: reader(taken) for name, reader in readers.items()} for taken in (take(batch) for _, batch in batches)
-    ]
+    batches = _by_batch(model, prompts.encodings, rows, batch_size, progress)
+    read = [{name: reader(batch_rows) for name, reader in readers.items()} for _, batch_rows in batches]
     return {name: concatenate([part[name] for part in read]).at(prompts.prompt_ids) for name in readers}
 
 
-def rows_of(model: HookedModel, batch: PromptBatch) -> AttentionRows:
+def _by_batch(
+    model: HookedModel,
+    encodings: Sequence[Encoding],
+    rows: Callable[[PromptBatch], AttentionRows] | None,
+    batch_size: int,
+    progress: bool,
+) -> Iterator[tuple[list[int], AttentionRows]]:
+    """The rows of each batch, with the indices of its prompts."""
+    bar = "attention" if progress else None
+    if rows is None:
+        for indices, batch, values in rows_by_batch(model, encodings, batch_size, bar):
+            yield indices, rows_of(batch, values, model.layers)
+    else:
+        for indices, batch in model.batches(encodings, batch_size, bar=bar):
+            yield indices, rows(batch)
+
+
+def rows_of(
+    batch: PromptBatch, values: Float[Tensor, "prompt layer head position"], layers: tuple[int, ...]
+) -> AttentionRows:
     """The rows of one batch, shifted so that every prompt's first token is at position 0."""
     spans = {role: batch.unpadded(span) for role, span in batch.spans.items()}
-    return AttentionRows(batch.unpadded(model.rows(batch)), spans, batch.tokens, model.layers, batch.prompts)
+    return AttentionRows(batch.unpadded(values), spans, batch.tokens, layers, batch.prompts)

@@ -34,10 +34,8 @@ def read_value_weighted_attention(
     something else than these vectors add up to, and what `read_attention` raises.
     """
     rows = value_weighted_rows(model)
-    return replace(
-        gather_rows(model.hooked, prompts, lambda batch: rows(batch).values, batch_size=batch_size, progress=progress),
-        weighted=True,
-    )
+    read = gather_rows(model.hooked, prompts, rows, batch_size=batch_size, progress=progress)
+    return replace(read, weighted=True)
 
 
 def value_weighted_rows(model: BridgedModel) -> Callable[[PromptBatch], AttentionRows]:

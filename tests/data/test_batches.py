@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny import tiny_prompts, tiny_tokenizer
 
 from attnbalance.data.batches import batches, check_lengths, in_order, pad
@@ -37,6 +39,17 @@ def test_batches_hold_every_prompt_once_longest_first() -> None:
     assert sorted(flat) == list(range(9))
     lengths = [len(encodings[i].ids) for i in flat]
     assert lengths == sorted(lengths, reverse=True)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 8), st.integers(0, 40))
+def test_a_batch_ends_before_its_padding_is_too_much(lengths: list[int], size: int, most: int) -> None:
+    groups = list(batches(lengths, size, most_padding=most))
+    flat = [i for group in groups for i in group]
+    assert flat == [i for group in batches(lengths, size) for i in group]  # the same order in other batches
+    padding = [sum(max(lengths[i] for i in group) - lengths[i] for i in group) for group in groups]
+    assert max(padding) <= most
+    for group, after, padded in zip(groups, groups[1:], padding, strict=False):  # the next prompt had no room
+        assert len(group) == size or padded + lengths[group[0]] - lengths[after[0]] > most
 
 
 def test_a_prompt_of_just_the_models_positions_passes_and_one_more_is_named() -> None:

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import random
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import FACTS, INTERFACE, OUTSIDE, SINKS, argmax_loop, eager, tiny_model, tiny_tokenizer
+from tiny import (
+    ALL_KEYS,
+    FACTS,
+    INTERFACE,
+    OUTSIDE,
+    SINKS,
+    argmax_loop,
+    count_passes,
+    eager,
+    tiny_lora,
+    tiny_model,
+    tiny_tokenizer,
+)
+from transformers import PreTrainedModel
 
-from attnbalance import Prompt, load_model
+from attnbalance import HookedModel, Prompt, load_model
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import encode
 from attnbalance.errors import BadRowsError, ModelError
 from attnbalance.models.generate import Sampling, generate
-from attnbalance.models.shared_prefixes import FEWEST, SHORTEST, groups_by_prefix, read_prefix
+from attnbalance.models.shared_prefixes import FEWEST, SHORTEST, groups_by_prefix, rows_by_batch, worth_in_reading
+from attnbalance.readings.attention import read_attention
 
 HEADERS = ("Oslo is a city, Rome is a city and Paris is a city. ", "Chess is a game, golf is a game, so is polo. ")
 WARNING = pytest.mark.filterwarnings("ignore:.*is outside")
@@ -40,20 +59,135 @@ def test_answers_after_a_shared_header_are_those_of_whole_prompts(family: str) -
 
 
 def test_the_model_reads_a_header_once() -> None:
-    hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
-    tokens = list[int]()
-    embed = hooked.model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
-    embed.register_forward_hook(lambda module, inputs, output: tokens.append(inputs[0].numel()))
+    model = tiny_model("llama")
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    assert hooked.shares_prefixes
+    passes = count_passes(model)
     encodings = encode(headed_prompts(), tiny_tokenizer())
     generate(hooked, headed_prompts(), max_new_tokens=1, batch_size=100)
     whole = sum(len(encoding.ids) for encoding in encodings)
-    assert sum(tokens) < whole / 2
+    assert sum(shape.numel() for shape in passes) < whole / 2
 
 
-def test_a_cache_of_less_than_all_keys_is_not_shared() -> None:
-    for family, shared in (("llama", True), ("gpt2", True), ("mistral", False), ("gemma2", False)):
-        hooked = load_model(tiny_model(family), tokenizer=tiny_tokenizer())
-        assert (read_prefix(hooked, [5] * SHORTEST) is not None) == shared
+def eager_rows(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[torch.Tensor]:
+    """The rows [layer, head, position] of Hugging Face's eager attention, one whole prompt at a time."""
+    rows = list[torch.Tensor]()
+    for encoding in encode(prompts, tiny_tokenizer()):
+        with torch.no_grad():
+            maps = model(torch.tensor([encoding.ids]), output_attentions=True, use_cache=False).attentions
+        rows.append(torch.stack([layer[0, :, -1] for layer in maps]))
+    return rows
+
+
+def check_rows(hooked: HookedModel, oracle: PreTrainedModel, prompts: Sequence[Prompt], batch_size: int) -> None:
+    """Our rows are those of the oracle, and 0 after a prompt's last token."""
+    values = read_attention(hooked, prompts, batch_size=batch_size).values
+    for row, expected in zip(values, eager_rows(oracle, prompts), strict=True):
+        # float32 kernels differ by 1e-6 from batch to batch
+        torch.testing.assert_close(row[..., : expected.shape[-1]], expected, atol=1e-5, rtol=0)
+        assert not row[..., expected.shape[-1] :].any()
+
+
+@WARNING
+@pytest.mark.parametrize("batch_size", [2, 5, 100])
+@pytest.mark.parametrize("family", [*INTERFACE, *SINKS, *OUTSIDE])
+def test_rows_after_a_shared_header_are_those_of_eager_attention_alone(family: str, batch_size: int) -> None:
+    model, prompts = tiny_model(family), headed_prompts()
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    assert hooked.shares_prefixes == (family in ALL_KEYS)
+    check_rows(hooked, eager(tiny_model(family)), random.Random(batch_size).sample(prompts, len(prompts)), batch_size)
+
+
+def test_rows_of_an_adapter_after_a_shared_header_are_those_of_the_merged_model() -> None:
+    adapted = tiny_lora(tiny_model("llama"), ["q_proj", "k_proj", "v_proj"])
+    merged = eager(copy.deepcopy(adapted).merge_and_unload())  # pyright: ignore
+    hooked = load_model(adapted, tokenizer=tiny_tokenizer())
+    assert hooked.shares_prefixes
+    check_rows(hooked, merged, headed_prompts(), 5)
+
+
+@WARNING
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom", "mistral"])
+def test_rows_after_a_header_sum_to_1_and_follow_the_order_of_the_prompts(family: str) -> None:
+    hooked, prompts = load_model(tiny_model(family), tokenizer=tiny_tokenizer()), headed_prompts()
+    values = read_attention(hooked, prompts, batch_size=4).values
+    torch.testing.assert_close(values.sum(-1), torch.ones_like(values[..., 0]), atol=1e-5, rtol=0)
+    order = random.Random(0).sample(range(len(prompts)), len(prompts))
+    permuted = read_attention(hooked, [prompts[i] for i in order], batch_size=7).values
+    torch.testing.assert_close(permuted, values[order], atol=1e-5, rtol=0)
+
+
+def test_a_reading_reads_a_header_once() -> None:
+    model, prompts = tiny_model("llama"), headed_prompts()
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    assert hooked.shares_prefixes
+    passes, lengths = count_passes(model), [len(encoding.ids) for encoding in encode(prompts, tiny_tokenizer())]
+    read_attention(hooked, prompts, batch_size=100)
+    assert sum(shape.numel() for shape in passes) < sum(lengths) / 2
+    assert [shape[0] for shape in passes].count(1) >= len(HEADERS)
+    few = [*prompts[:2], *prompts[9:11]]  # two of each header: what they share is not worth passes of its own
+    passes.clear()
+    read_attention(hooked, few, batch_size=100)
+    assert [shape[0] for shape in passes] == [len(few)]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_repeated_prompts_have_the_rows_of_one(equal: bool) -> None:
+    hooked, prompts = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer()), headed_prompts()
+    repeated = [prompts[0]] * 20 if equal else [*prompts[:3]] * 9
+    check_rows(hooked, eager(tiny_model("llama")), repeated, 6)
+
+
+def test_a_prefix_pays_in_a_reading_if_it_saves_more_than_two_passes() -> None:
+    worth = partial(worth_in_reading, 10)  # two passes cost 20 tokens
+    assert (worth(7, 4), worth(6, 4), worth(5, 5), worth(100, 1)) == (1, 0, 0, 0)  # 7 x 3 - 20, 6 x 3 < 20, ...
+    sequences = [[1] * 6 + [end] for end in range(5, 9)]
+    assert groups_by_prefix(sequences, worth) == [(0, [0, 1, 2, 3])]
+    assert groups_by_prefix([[1, *ids] for ids in sequences], worth) == [(7, [0, 1, 2, 3])]
+
+
+def test_a_hook_that_counts_on_whole_prompts_gets_them() -> None:
+    def shift(layer: torch.nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
+        output = output.clone()
+        output[..., 12, :] += 3.0  # a position, which in a pass after a cache would be another token
+        return output
+
+    model, twin = tiny_model("llama"), eager(tiny_model("llama"))
+    hooked, prompts = load_model(model, tokenizer=tiny_tokenizer()), headed_prompts()
+    assert hooked.shares_prefixes
+    for each in (model, twin):
+        each.get_submodule("model.layers.0.mlp").register_forward_hook(shift)
+    check_rows(hooked, twin, prompts[:-1], 1)  # alone, since padding moves positions
+
+
+@pytest.mark.parametrize(("beyond", "shared"), [(0, False), (1, True)])
+def test_prompts_as_long_as_a_threshold_are_read_whole(beyond: int, shared: bool) -> None:
+    model, prompts = tiny_model("llama"), headed_prompts()
+    lengths = [len(encoding.ids) for encoding in encode(prompts, tiny_tokenizer())]
+    hooked = replace(load_model(model, tokenizer=tiny_tokenizer()), alike_from=max(lengths) + beyond)
+    assert hooked.shares_prefixes
+    passes = count_passes(model)
+    read_attention(hooked, prompts)
+    assert (sum(shape.numel() for shape in passes) < sum(lengths)) == shared
+
+
+def test_dropout_of_a_model_in_training_does_not_reach_its_headers() -> None:
+    model = tiny_model("gpt2").train()
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    check_rows(hooked, eager(tiny_model("gpt2")), headed_prompts(), 5)
+    assert hooked.shares_prefixes
+    assert model.training
+
+
+def test_batches_of_rows_hold_each_prompt_once_with_its_own_tokens() -> None:
+    hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    encodings, seen = encode(headed_prompts(), tiny_tokenizer()), list[int]()
+    for indices, batch, rows in rows_by_batch(hooked, encodings, 4):
+        assert len(indices) == len(rows) <= 4
+        for i, ids, mask in zip(indices, batch.input_ids, batch.attention_mask, strict=True):
+            assert tuple(ids[mask != 0].tolist()) == encodings[i].ids
+        seen += indices
+    assert sorted(seen) == list(range(len(encodings)))
 
 
 SEQUENCES = st.lists(
@@ -119,16 +253,15 @@ def test_samples_depend_on_their_seed_alone() -> None:
 @WARNING
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "gpt_neo"])
 def test_repeated_prompts_are_read_once_and_answered_alike(family: str) -> None:
-    hooked, prompts = load_model(tiny_model(family), tokenizer=tiny_tokenizer()), headed_prompts()
+    model, prompts = tiny_model(family), headed_prompts()
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
     expected = generate(hooked, prompts, max_new_tokens=4, batch_size=3)
-    read = list[int]()
-    embed = hooked.model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
-    embed.register_forward_hook(lambda module, inputs, output: read.append(inputs[0].numel()))
+    passes = count_passes(model)
     repeated = [prompt for prompt in prompts for _ in range(8)]
     answers = generate(hooked, repeated, max_new_tokens=4, batch_size=24)
     assert answers == [answer for answer in expected for _ in range(8)]
     whole = sum(len(encoding.ids) for encoding in encode(repeated, tiny_tokenizer()))
-    assert sum(read) < whole / 4
+    assert sum(shape.numel() for shape in passes) < whole / 4
 
 
 def test_repeated_prompts_count_for_a_prefix() -> None:
@@ -138,11 +271,12 @@ def test_repeated_prompts_count_for_a_prefix() -> None:
 
 
 def test_without_a_cache_to_share_all_prompts_stay_together() -> None:
-    hooked, passes = load_model(tiny_model("mistral"), tokenizer=tiny_tokenizer()), list[int]()
-    embed = hooked.model.get_input_embeddings()  # pyright: ignore[reportCallIssue]
-    embed.register_forward_hook(lambda module, inputs, output: passes.append(len(inputs[0])))
+    model = tiny_model("mistral")
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    assert not hooked.shares_prefixes
+    passes = count_passes(model)
     generate(hooked, headed_prompts(), max_new_tokens=1, batch_size=100)
-    assert passes == [1, len(headed_prompts())]  # one token to see the cache, then all prompts
+    assert [shape[0] for shape in passes] == [len(headed_prompts())]
 
 
 def test_prompts_that_are_too_long_are_named_by_their_rows_among_all() -> None:

@@ -82,7 +82,7 @@ def test_padding_side_and_mask_dtype_change_no_reading(hooked: HookedModel, side
     batch = pad(encode(prompts, hooked.tokenizer), pad_id=5, padding_side=side)
     batch = dataclasses.replace(batch, attention_mask=batch.attention_mask.to(dtype))
     with torch.no_grad():
-        found = rows_of(hooked, batch).to("subject")
+        found = rows_of(batch, hooked.rows(batch), hooked.layers).to("subject")
     torch.testing.assert_close(found.values, expected.values, atol=TOLERANCE, rtol=0)
 
 

@@ -1,0 +1,84 @@
+"""Caches of prefixes: what is kept, and which models prove that they can go on from it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tiny import ALL_KEYS, INTERFACE, OUTSIDE, SINKS, eager, tiny_model, tiny_tokenizer
+from transformers import PreTrainedModel
+
+from attnbalance.models.hooked import hook
+from attnbalance.models.prefix_cache import copies, read_prefix, same_after_prefix
+
+WARNING = pytest.mark.filterwarnings("ignore:.*is outside")
+PREFIX, RESTS = [5, 9, 7, 30, 8, 12, 40], [[3, 4, 6], [50, 2, 9]]
+
+
+@WARNING
+@pytest.mark.parametrize("family", [*INTERFACE, *SINKS, *OUTSIDE])
+def test_a_cache_of_all_keys_is_kept_and_no_other(family: str) -> None:
+    model = tiny_model(family)
+    cache = read_prefix(model, PREFIX)
+    assert (cache is not None) == (family in ALL_KEYS)
+    kernel = hook(model, tiny_tokenizer(), family).kernel
+    assert same_after_prefix(model, kernel) == (family in ALL_KEYS)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])
+def test_logits_after_copies_of_a_cache_are_those_of_whole_prompts(family: str) -> None:
+    model, oracle = tiny_model(family), eager(tiny_model(family))
+    cache = read_prefix(model, PREFIX)
+    assert cache is not None
+    before = copy.deepcopy(cache)
+    with torch.no_grad():
+        mask = torch.ones(2, len(PREFIX) + 3, dtype=torch.long)
+        after = model(torch.tensor(RESTS), attention_mask=mask, past_key_values=copies(cache, 2)).logits
+        whole = oracle(torch.tensor([PREFIX + rest for rest in RESTS]), use_cache=False).logits[:, len(PREFIX) :]
+    torch.testing.assert_close(after, whole, atol=5e-5, rtol=1e-5)  # logits of 1 to 10 in float32, in another order
+    assert cache.get_seq_length() == len(PREFIX)
+    for layer, own in zip(cache.layers, before.layers, strict=True):
+        assert torch.equal(layer.keys, own.keys)
+        assert torch.equal(layer.values, own.values)
+
+
+def without_positions(model: PreTrainedModel) -> None:
+    """Tokens after a cache begin at position 0 again."""
+    forward = model.model.forward
+
+    def restarted(**inputs: object) -> object:
+        ids = inputs["input_ids"]
+        assert isinstance(ids, torch.Tensor)
+        return forward(**(inputs | {"position_ids": torch.arange(ids.shape[1])[None]}))
+
+    model.model.forward = restarted  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def without_cache(model: PreTrainedModel) -> None:
+    """A family whose pass does not take the keys of another."""
+    forward = model.model.forward
+
+    def refusing(**inputs: object) -> object:
+        if getattr(inputs.get("past_key_values"), "get_seq_length", int)():
+            raise NotImplementedError("no cache")
+        return forward(**inputs)
+
+    model.model.forward = refusing  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("broken", [without_positions, without_cache])
+def test_a_model_whose_passes_go_on_otherwise_is_read_whole(broken) -> None:
+    model = tiny_model("llama")
+    hooked = hook(model, tiny_tokenizer(), "llama")
+    broken(model)
+    assert read_prefix(model, PREFIX) is not None
+    assert not hooked.shares_prefixes
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_models_of_other_precision_prove_themselves_too(dtype: torch.dtype) -> None:
+    hooked = hook(tiny_model("llama").to(dtype), tiny_tokenizer(), "llama")
+    assert hooked.shares_prefixes
+    without_positions(hooked.model)  # pyright: ignore[reportArgumentType]
+    assert not same_after_prefix(hooked.model, hooked.kernel)
