@@ -137,8 +137,8 @@ def test_facts_without_a_context_and_other_facts_are_refused() -> None:
 
 def test_answers_that_a_tokenizer_cannot_represent_are_refused_before_anything_is_generated() -> None:
     about = {"question": "Where is it?", "memory_answers": ("Paris",)}
-    fine = Conflict("It", "place", ("Bern",), context="It lies in Bern.", **about)
-    bad = Conflict("It", "place", ("\u6771\u4eac",), context="It lies in \u6771\u4eac .", **about)
+    fine = Conflict("it", "place", ("Bern",), context="It lies in Bern.", **about)
+    bad = Conflict("it", "place", ("\u6771\u4eac",), context="It lies in \u6771\u4eac .", **about)
     other = replace(fine, memory_answers=("\u6771\u4eac",))
     for conflict in (bad, other):
         prompts = PromptSet.of(make_prompts([fine, conflict], "context"), without_bytes(unknown=True))
