@@ -282,3 +282,15 @@ TOKENIZERS = (
     "ignore_merges",
     "zero_width",
 )
+
+
+def without_bytes(unknown: bool) -> PreTrainedTokenizerFast:
+    """A SentencePiece-like tokenizer without fallback to bytes, with an unknown token or without."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>" if unknown else None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
+    texts = ["Question: What is the capital of France? Answer: Paris. Bern and Oslo are cities, of Spain too"] * 5
+    trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "</s>"], show_progress=False)  # pyright: ignore
+    tokenizer.train_from_iterator(texts, trainer)
+    names = {"unk_token": "<unk>"} if unknown else {}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", **names)

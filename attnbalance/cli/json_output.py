@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from typer import Exit
 from typer.core import TyperCommand
@@ -31,10 +32,9 @@ RESULTS = {
     "finetune": ("trajectory.json",),
     "instruct": ("trajectory.json",),
     "study": ("study.json",),
-    "reproduce": ("*.json",),
     "demo": ("curves.json", "recall.json"),
 }
-"""The files of results in a command's folder, beside attnbalance.json, as patterns."""
+"""The files of results in a command's folder, beside attnbalance.json; those of `reproduce` are its figures'."""
 
 
 class Command(TyperCommand):
@@ -82,25 +82,42 @@ def _about(ctx: Any) -> dict[str, object]:
         "version": version("attnbalance"),
         "out": None if folder is None else str(folder),
         "files": [name for name in files if name not in (LOCK, HOLDER)],
-        "results": ctx.meta.get(NUMBERS) or _results(folder, (MARKER, *RESULTS.get(ctx.info_name, ()))),
+        "results": ctx.meta.get(NUMBERS) or _results(folder, (MARKER, *_files_of(ctx.info_name))),
     }
 
 
-def _results(folder: Path | None, patterns: Sequence[str]) -> dict[str, object]:
-    """What files of a folder hold, by their names without the ending."""
-    paths = sorted({path for pattern in patterns for path in (folder.glob(pattern) if folder else ())})
-    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+def _files_of(command: str) -> Sequence[str]:
+    """The files of results of a command, beside attnbalance.json."""
+    if command == "reproduce":
+        from attnbalance.papers.reproduce import figures
+
+        return [f"{name}.json" for name in figures()]
+    return RESULTS.get(command, ())
+
+
+def _results(folder: Path | None, names: Sequence[str]) -> dict[str, object]:
+    """What files of a folder hold, by their names without the ending; those that are not there are left out."""
+    paths = sorted(folder / name for name in set(names)) if folder else []
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()}
 
 
 @contextmanager
 def _standard_output_as_error() -> Iterator[None]:
     """Sends all that this process, libraries in it and processes it starts write to standard output to error output."""
-    sys.stdout.flush()
+    written = sys.stdout
+    _flush(written)
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
             yield
     finally:
+        _flush(written)
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def _flush(stream: TextIO) -> None:
+    """Write out what Python and the C library hold back for standard output."""
+    stream.flush()
+    ctypes.CDLL(None).fflush(None)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from fractions import Fraction
 from importlib import metadata
 from pathlib import Path
 from statistics import median
@@ -20,7 +18,7 @@ from attnbalance.files.kept_tensors import keep, kept
 from attnbalance.files.outputs import as_folder, write_json, write_json_lines
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.finetuning.finetune import absolute_model
-from attnbalance.finetuning.output_loss import read_output_loss
+from attnbalance.finetuning.output_loss import least_foreseen, read_output_loss, usable_with_input
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
@@ -79,27 +77,17 @@ def context_critical(
     if not results.is_finished():
         with results.working() as work:
             hooked = load_model(base, dtype=dtype, device=device)
-            rows = _rows(hooked, instructions)
+            rows = usable_with_input(hooked, instructions)
             losses = {
                 name: _read(hooked, chosen, work / name, str(config), batch_size, progress)
                 for name, chosen in (("with input", rows), ("without input", rows.bare()))
             }
             without = losses["without input"]
-            count = math.ceil(Fraction(str(share)) * len(rows))  # 0.55 * 100 is a little more than 55
-            chosen = without.sort(descending=True, stable=True).indices[:count].tolist()
-            answer = _answer(losses, count, float(without[chosen].min()), rows.dropped)
+            chosen = least_foreseen(without, share)
+            answer = _answer(losses, len(chosen), float(without[chosen].min()), rows.dropped)
             with results.writing(work, answer=answer, dropped=rows.dropped) as folder:
                 _write(folder, rows, losses, set(chosen))
     return results.close()
-
-
-def _rows(model: HookedModel, instructions: InstructionSet) -> InstructionSet:
-    """The rows with an input that the model can read with it and without it."""
-    rows = instructions.with_input().usable(model.tokenizer, model.max_positions)
-    rows = rows.readable(rows.bare().encodings(model.tokenizer, model.max_positions))
-    if not len(rows):
-        raise DataError(f"{instructions.source} has no instruction with an input that {model.name} can read")
-    return rows
 
 
 def _read(model: HookedModel, rows: InstructionSet, work: Path, key: str, batch_size: int, progress: bool) -> Tensor:

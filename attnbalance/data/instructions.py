@@ -117,7 +117,8 @@ class InstructionSet:
     def encodings(self, tokenizer: PreTrainedTokenizerBase, max_positions: int | None) -> list[TokenPair | str]:
         """The tokens of each row's prompt and of its output with an end of the sequence, or why there are none.
 
-        The tokenizer may merge the end of a prompt with its output; or a row may have more than `max_positions` tokens
+        The tokenizer may merge the end of a prompt with its output, or lack tokens for the output; or a row may have
+        more than `max_positions` tokens
         (None: no limit). A tokenizer without an end-of-sequence token adds none.
         """
         from attnbalance.data.tokens import encode_continued
@@ -130,6 +131,9 @@ class InstructionSet:
                 encodings.append("the tokenizer merges prompt and output")
                 continue
             prompt, output = encoded
+            if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in output:
+                encodings.append("the tokenizer cannot represent the output")
+                continue
             ended = output if [output[-1]] == end else (*output, *end)
             fits = max_positions is None or len(prompt) + len(ended) <= max_positions
             encodings.append((prompt, ended) if fits else f"more than {max_positions} tokens")

@@ -55,10 +55,15 @@ class Prompt:
         return Prompt, (self.text, spans, self.prompt_id, self.fact, self.has_special_tokens, self.answer_space)
 
     @property
+    def space(self) -> str:
+        """What stands between the text and an answer (see `answer_space`)."""
+        usual = "" if self.has_special_tokens or self.text[-1:].isspace() else " "
+        return usual if self.answer_space is None else self.answer_space
+
+    @property
     def with_answer(self) -> str:
         """The text with the fact's first answer."""
-        usual = "" if self.has_special_tokens or self.text[-1:].isspace() else " "
-        return f"{self.text}{usual if self.answer_space is None else self.answer_space}{self.fact.answer}"
+        return f"{self.text}{self.space}{self.fact.answer}"
 
     def part(self, role: str) -> str:
         """The text of one role."""

@@ -97,7 +97,7 @@ def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizer
         )
     if unwritten:
         raise BadRowsError(
-            "answers are written with letters that the tokenizer does not have",
+            "answers cannot be represented by the tokenizer",
             sorted(unwritten),
             len(encodings),
             "write these answers otherwise, or drop and count them (`skip_bad=True`)",
@@ -131,12 +131,12 @@ def encode_continued(
 
 
 def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The number of tokens of each prompt's longest accepted answer."""
-    answers = list(dict.fromkeys(answer for prompt in prompts for answer in prompt.fact.answers))
-    texts = [f" {answer}" for answer in answers]
+    """The number of tokens of each prompt's longest accepted answer, with the space before it, if there is one."""
+    written = [[f"{prompt.space}{answer}" for answer in prompt.fact.answers] for prompt in prompts]
+    texts = list(dict.fromkeys(text for own in written for text in own))
     encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    sizes = {answer: len(ids) for answer, ids in zip(answers, encoded, strict=True)}  # pyright: ignore[reportArgumentType]
-    return [max(sizes[answer] for answer in prompt.fact.answers) for prompt in prompts]
+    sizes = {text: len(ids) for text, ids in zip(texts, encoded, strict=True)}  # pyright: ignore[reportArgumentType]
+    return [max(sizes[text] for text in own) for own in written]
 
 
 def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tuple[Prompt, ...]:

@@ -256,10 +256,9 @@ def answer_logits(
 ) -> Iterator[list[tuple[int, Float[Tensor, "token vocab"]]]]:
     """The model's predictions of the labelled tokens of each example, with its index, a batch of examples at a time.
 
-    Batches are those of `batches.batches`, in another order than the examples. A prefix that prompts share (few-shot
-    examples) is read once, where the model's cache allows it. The model is in evaluation mode. Raises `BadRowsError`
-    for examples longer than the model's positions, `ModelError` for NaN logits, and `DataError` for a batch size below
-    1.
+    Batches are those of `batches.batches`, in another order than the examples. A prefix that prompts share is read
+    once, where the model's cache allows it. The model is in evaluation mode. Raises `BadRowsError` for examples longer
+    than the model's positions, `ModelError` for NaN logits, and `DataError` for a batch size below 1.
     """
     limit = model.max_positions or math.inf
     long = [(i, f"{len(example.ids)} tokens") for i, example in enumerate(examples) if len(example.ids) > limit]
@@ -268,7 +267,8 @@ def answer_logits(
             f"examples are longer than the model's {model.max_positions} positions", long, len(examples), "shorten them"
         )
     with evaluating(model.model):
-        for prefix, group in with_prefixes(model, [_unlabelled(example) for example in examples]):
+        longest = max((len(example.ids) for example in examples), default=0)
+        for prefix, group in with_prefixes(model, list(map(_unlabelled, examples)), longest=longest):
             for indices in batches([len(examples[i].ids) for i in group], batch_size, model.alike_from):
                 own = [group[j] for j in indices]
                 yield list(zip(own, _labelled(model, [examples[i] for i in own], prefix), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub import ModelCardData
@@ -19,9 +20,8 @@ def model_card(about: Mapping[str, Any], validation_loss: Mapping[int, float], *
         adapter: Whether the folder holds an adapter; else whole weights.
     """
     kind = "peft" if adapter else "transformers"
-    metadata = ModelCardData(
-        base_model=str(about["base"]), library_name=kind, pipeline_tag="text-generation", tags=["attnbalance"]
-    )
+    hub_id = None if Path(about["base"]).exists() else str(about["base"])  # the Hub refuses cards that name a folder
+    metadata = ModelCardData(base_model=hub_id, library_name=kind, pipeline_tag="text-generation", tags=["attnbalance"])
     best = min(validation_loss, key=lambda step: validation_loss[step])
     before = about["base_loss"]
     taught = "the answers of the data" if about["learns_answers"] else "what the base model answers, not the labels"
@@ -29,7 +29,7 @@ def model_card(about: Mapping[str, Any], validation_loss: Mapping[int, float], *
 {metadata.to_yaml().strip()}
 ---
 
-# {"An adapter of" if adapter else "Finetuned from"} {_code(about["base"])}
+# {"An adapter of" if adapter else "Finetuned from"} {_code(Path(about["base"]).name if hub_id is None else hub_id)}
 
 - Data: {_data(about)}.
 - Objective: {_code(about["objective"])}, which teaches {taught}.

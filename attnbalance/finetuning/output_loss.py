@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,6 +17,21 @@ from attnbalance.finetuning.examples import IGNORED, answer_logits
 from attnbalance.finetuning.instruct import instruction_examples
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar
+
+
+def usable_with_input(model: HookedModel, instructions: InstructionSet) -> InstructionSet:
+    """The rows with an input that the model can read with it and without it; raises `DataError` if there are none."""
+    rows = instructions.with_input().usable(model.tokenizer, model.max_positions)
+    rows = rows.readable(rows.bare().encodings(model.tokenizer, model.max_positions))
+    if not len(rows):
+        raise DataError(f"{instructions.source} has no instruction with an input that {model.name} can read")
+    return rows
+
+
+def least_foreseen(losses: Float[Tensor, " instruction"], share: float) -> list[int]:
+    """The indices of the share of rows with the highest losses, rounded up to whole rows; of equal ones, the first."""
+    count = math.ceil(Fraction(str(share)) * len(losses))  # 0.55 * 100 is a little more than 55
+    return losses.sort(descending=True, stable=True).indices[:count].tolist()
 
 
 @expects(model=HookedModel, instructions=InstructionSet)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from attnbalance.arguments import expects
 from attnbalance.errors import DataError, ModelError
-from attnbalance.files.outputs import MARKER, as_folder, provenance, read_json, write_saved, writing
+from attnbalance.files.outputs import MARKER, as_folder, provenance, read_json, write_saved, write_text, writing
 from attnbalance.files.seals import SCALED, check_files, check_model, hash_files
 from attnbalance.files.work import close_work, finishing, is_finished, working
 from attnbalance.finetuning.checkpoints import STATE
@@ -120,5 +120,5 @@ def _copy_about(adapter: Path, factor: float, folder: Path) -> None:
                 target.parent.mkdir(exist_ok=True)
                 shutil.copy2(path, target)
         if (folder / CARD).exists():
-            with (folder / CARD).open("a") as card:
-                card.write(f"\nScaled with attnbalance: {factor:g} times the change of the adapter described here.\n")
+            said = f"\nScaled with attnbalance: {factor:g} times the change of the adapter described here.\n"
+            write_text(folder / CARD, (adapter / CARD).read_text() + said)

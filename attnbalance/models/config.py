@@ -13,7 +13,7 @@ IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 """Fields, also with "_" before and "_internal" after them, whose value may be the Hub id of a kernel: code to run."""
 
 
-QUANTISATIONS = ("eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4")
+QUANTISATIONS = ("eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8")
 """Methods of quantisation for which transformers fetches kernels from the Hub, where that package is installed."""
 
 
@@ -26,9 +26,8 @@ def load_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
     """
     if not trust_remote_code:
         content = PreTrainedConfig.get_config_dict(path)[0]
-        quantisation = content.get("quantization_config")
-        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
-        if method in QUANTISATIONS and is_kernels_available():
+        method = next((method for method in _methods(content) if method in QUANTISATIONS), None)
+        if method is not None and is_kernels_available():
             raise ModelError(
                 f"{path} has quantised weights ({method}), for which transformers fetches kernels from the Hub, which "
                 "is code to run: uninstall the package kernels, or pass `trust_remote_code=True`"
@@ -51,6 +50,15 @@ def _with_inner(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
     for value in vars(config).values():
         if isinstance(value, PreTrainedConfig):
             yield from _with_inner(value)
+
+
+def _methods(content: object) -> Iterator[object]:
+    """The methods of quantisation that a configuration file names, also for a part of the model."""
+    if isinstance(content, dict):
+        for name, part in content.items():
+            if name == "quantization_config" and isinstance(part, dict):
+                yield part.get("quant_method")
+            yield from _methods(part)
 
 
 def _kernels(field: str, value: object) -> Iterator[tuple[str, object]]:

@@ -57,8 +57,9 @@ def _refuse_both(folder: Path) -> None:
 
     transformers would put the adapter on the weights, also where it is merged into them already.
     """
+    names = ("model", "model-*-of-*", "pytorch_model", "pytorch_model-*-of-*")  # not pytorch_model_fsdp
     whole = sorted(
-        path.name for pattern in ("model*.safetensors", "pytorch_model*.bin") for path in folder.glob(pattern)
+        path.name for name in names for end in ("safetensors", "bin") for path in folder.glob(f"{name}.{end}")
     )
     if (folder / "adapter_config.json").is_file() and whole:
         raise ModelError(

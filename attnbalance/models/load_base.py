@@ -153,7 +153,9 @@ def _any_layer(part: str) -> str:
 
 def _check_quantisation(model: PreTrainedModel, path: str) -> None:
     """Refuse a quantisation that transformers does not know, and would ignore with no more than a log line."""
-    config = getattr(model.config, "quantization_config", None)
+    parts = (model.config, model.config.get_text_config())
+    named = [own for part in parts if (own := getattr(part, "quantization_config", None)) is not None]
+    config = next(iter(named), None)
     if config is not None and getattr(model, "hf_quantizer", None) is None:
         method = config.get("quant_method") if isinstance(config, dict) else config
         raise ModelError(

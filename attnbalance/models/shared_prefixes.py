@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from transformers import DynamicCache
 
 from attnbalance.data.batches import PromptBatch, check_lengths
@@ -25,8 +26,9 @@ SHORTEST, FEWEST = 16, 4
 prompts of one length share a batch."""
 
 PASS_ON_CPU, PASS = 60, 1024
-"""How many tokens could be read in the time that one more pass takes: on CPUs, where the weights are read from memory
-again, half of what a prefix must save to pay (see `benchmarks/reading.py`); on other devices a guess on the safe side.
+"""How many tokens could be read in the time of one extra pass; sharing must save more than twice that.
+
+On CPUs it is measured (see `benchmarks/reading.py`); on other devices it is a guess on the safe side.
 """
 
 Worth = Callable[[int, int], int]
@@ -44,14 +46,20 @@ def worth_in_reading(pass_cost: int, shared: int, prompts: int) -> int:
 
 
 def with_prefixes(
-    model: HookedModel, sequences: Sequence[Sequence[int]], worth: Worth = worth_in_generation
+    model: HookedModel,
+    sequences: Sequence[Sequence[int]],
+    worth: Worth = worth_in_generation,
+    *,
+    longest: int | None = None,
 ) -> Iterator[tuple[DynamicCache | None, list[int]]]:
     """The sequences in groups, each with the cache of the prefix that it shares, or None without one.
 
-    Without a prefix that is worth a cache, or in a model whose caches cannot be shared, there is one group.
+    Without a prefix that is worth a cache, or in a model whose caches cannot be shared, there is one group. `longest`
+    is the most tokens of a sequence with what is read after it; by default nothing is.
     """
     groups = groups_by_prefix(sequences, worth)
-    if not any(shared for shared, _ in groups) or not _can_share(model, max(map(len, sequences))):
+    most = max(map(len, sequences), default=0) if longest is None else longest
+    if not any(shared for shared, _ in groups) or not _can_share(model, most):
         groups = [(0, list(range(len(sequences))))]
     for shared, group in groups:
         yield (_prefix(model, sequences[group[0]][:shared]) if shared else None), group
@@ -74,7 +82,8 @@ def _can_share(model: HookedModel, longest: int) -> bool:
 
 
 def _is_hooked(module: Module) -> bool:
-    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    own = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    hooks = (*own, *_global_forward_hooks.values(), *_global_forward_pre_hooks.values())
     return any(not str(getattr(hook, "__module__", "")).startswith("transformers.") for hook in hooks)
 
 

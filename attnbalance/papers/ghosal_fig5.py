@@ -32,7 +32,7 @@ from attnbalance.papers.finetuned import (
     run_cell,
     untrained,
 )
-from attnbalance.papers.ghosal_popqa import GRIDS, LEAST, PARAMETERS, TRAINING
+from attnbalance.papers.ghosal_popqa import GRIDS, LEAST, PARAMETERS, TESTED, TRAINING
 from attnbalance.papers.sources import Sources, facts_of
 from attnbalance.readings.recall import NEW_TOKENS, PERCENTILES
 
@@ -51,9 +51,6 @@ POPULAR = ("top-30", "top", "top-70")
 
 LIMIT = {"tiny": 200, "small": 2000, "paper": None}
 """Facts, drawn anew for each seed; None: all."""
-
-TESTED = {"tiny": 20, "small": 300, "paper": None}
-"""Tested facts, drawn anew for each seed; None: all that are held out."""
 
 FEWEST = 20
 """A relation with fewer facts is left out: too few would be left for examples before the untrained model's question."""

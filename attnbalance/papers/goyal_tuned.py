@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from attnbalance.errors import ModelError
 from attnbalance.papers.figure import (
     CellResult,
     Claim,
@@ -78,9 +79,12 @@ MEASURES = {
 def along(results: Sequence[CellResult], arm: str, measure: str) -> dict[int, list[float]]:
     """By step, a measure of each seed, in order of seeds; step 0 is the model before training.
 
-    The learning rate of each seed is that with the lowest validation loss.
+    The learning rate of each seed is that with the lowest validation loss. Raises `ModelError` for seeds with
+    checkpoints at different steps.
     """
     value, fits = MEASURES[measure], list(tuned(results, arm).values())
+    if len({tuple(fit.values["steps"]) for fit in fits}) > 1:
+        raise ModelError(f"the seeds of {LABELS[arm]} have checkpoints at different steps; give more instructions")
     columns = {0: [value(start) for start in untrained(results, "start")]}
     for i, step in enumerate(fits[0].values["steps"]):
         columns[step] = [value(fit.values["measured"][i]) for fit in fits]
@@ -186,7 +190,7 @@ _ABOUT = (
     "`attnbalance context` does. The learning rate of each arm and seed, 1e-5 or 1e-4, is that with the lowest loss on "
     "validation instructions (the paper: by benchmarks). The peak's step is chosen on the other seeds. Departures: "
     "the prompts lack Alpaca's first sentence; the paper prints no batch size; conflicts too long for the model are "
-    "left out. {} At small scale 1,000 instructions and 50 conflicts are drawn for each seed, and all weights are "
+    "left out. {} At small scale 1,500 instructions and 50 conflicts are drawn for each seed, and all weights are "
     "trained for 40 steps of 16."
 )
 _FILTERS = (

@@ -20,7 +20,7 @@ from attnbalance.data.sources.swapped import make_conflicts
 from attnbalance.data.usable_facts import without_bad
 from attnbalance.errors import DataError, DivergenceError
 from attnbalance.finetuning.instruct import instruct
-from attnbalance.finetuning.output_loss import read_output_loss
+from attnbalance.finetuning.output_loss import least_foreseen, read_output_loss, usable_with_input
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_limits, load_model
@@ -47,16 +47,19 @@ RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (1e-5, 1e-4), "
 """Learning rates that are tried; the one with the lowest validation loss counts."""
 
 TRAINING: dict[str, dict[str, Any]] = {
-    "tiny": {"steps": 3, "batch_size": 2, "checkpoint_every": 1},
-    "small": {"steps": 40, "batch_size": 16, "checkpoint_every": 10},
-    "paper": {"steps": 800, "batch_size": 128, "checkpoint_every": 50, "lora_rank": 128, "lora_alpha": 256.0},
+    "tiny": {"steps": 3, "batch_size": 2, "checkpoint_every": 1, "patience": None},
+    "small": {"steps": 40, "batch_size": 16, "checkpoint_every": 10, "patience": None},
+    "paper": {"steps": 800, "batch_size": 128, "checkpoint_every": 50, "lora_rank": 128, "patience": None},
 }
 """The paper: LoRA of rank 128, up to 2 epochs (Alpaca: 52,002 rows), evaluated every 50 steps; it prints no batch."""
+
+EPOCHS = 2
+"""How often an instruction is read at most (the paper: up to 2 epochs): an arm with fewer of them has fewer steps."""
 
 ASKED = {"tiny": 4, "small": 50, "paper": None}
 """Conflicts, drawn anew for each seed; None: all."""
 
-ROWS = {"tiny": 40, "small": 1000, "paper": None}
+ROWS = {"tiny": 40, "small": 1500, "paper": None}
 """Instructions, drawn anew for each seed, before an arm chooses among them; None: all."""
 
 VALIDATED = {"tiny": 2, "small": 50, "paper": 500}
@@ -94,7 +97,7 @@ def run_instructed(settings: Mapping[str, Any]) -> dict[str, Any]:
             "chat": bool(model.tokenizer.chat_template),
         }
     rows = _rows(settings, conflicts)
-    training = FinetuneSettings(**settings["training"], seed=settings["seed"])
+    training = FinetuneSettings(**_within_epochs(settings["training"], len(rows)), seed=settings["seed"])
     with TemporaryDirectory() as folder:
         try:
             run = instruct(model_of(settings), rows, Path(folder) / "run", training, validation=settings["validated"])
@@ -108,6 +111,13 @@ def run_instructed(settings: Mapping[str, Any]) -> dict[str, Any]:
         "measured": list(measured.values()),
         "instructions": len(rows),
     }
+
+
+def _within_epochs(training: Mapping[str, Any], rows: int) -> dict[str, Any]:
+    """The settings with at most `EPOCHS` times all rows, in whole checkpoints, one at least."""
+    every = training["checkpoint_every"]
+    most = EPOCHS * rows // training["batch_size"] // every * every
+    return {**training, "steps": max(every, min(training["steps"], most))}
 
 
 def _asked(settings: Mapping[str, Any]) -> FactSet:
@@ -154,7 +164,7 @@ def _rows(settings: Mapping[str, Any], conflicts: FactSet) -> InstructionSet:
 
 
 def _names(conflicts: FactSet) -> list[str]:
-    """The answers of both kinds, and subjects that are names: a subject that is the whole question is none."""
+    """The answers of both kinds, and subjects that are names: a subject that is the whole question is not a name."""
     names = dict[str, None]()
     for fact in conflicts:
         own = () if fact.subject == fact.question else (fact.subject,)
@@ -165,10 +175,8 @@ def _names(conflicts: FactSet) -> list[str]:
 
 def _critical(model: HookedModel, rows: InstructionSet) -> InstructionSet:
     """The instructions whose output costs the model most without the input (see `context_critical`)."""
-    usable = rows.with_input().usable(model.tokenizer, model.max_positions)
-    usable = usable.readable(usable.bare().encodings(model.tokenizer, model.max_positions))
-    order = read_output_loss(model, usable.bare()).sort(descending=True, stable=True).indices
-    chosen = set(order[: math.ceil(Fraction(str(KEPT)) * len(usable))].tolist())
+    usable = usable_with_input(model, rows)
+    chosen = set(least_foreseen(read_output_loss(model, usable.bare()), KEPT))
     kept = [row for i, row in enumerate(usable.rows) if i in chosen]
     return usable.without({"foreseen without their input": len(usable) - len(kept)}, kept)
 

@@ -131,6 +131,8 @@ def reproduce(
 def _sources(out: Path, given: Mapping[str, str | None]) -> Sources:
     """The sources that are named, else those of the folder's cells."""
     saved: dict[str, Any] = {}
+    if empty := [name for name, value in given.items() if value == ""]:
+        raise DataError(f"`{empty[0]}` must name something, got an empty text; leave it out for its default")
     if None in given.values():
         for path in sorted((out / "cells").glob("*.json")):
             saved |= {name: value for name, value in read_cell(path)["settings"].items() if name in given and value}

@@ -155,8 +155,9 @@ class Knowledge:
         return max(self.right, key=lambda form: sum(self.right[form]))
 
     def by_popularity(self) -> list[Knowledge]:
-        """The facts of known popularity in fifths, most popular first (see `Recall.quintiles`)."""
-        return [self.at(part) for part in score(self.prompts, self.outputs[FEW_SHOT], {}).quintiles()]
+        """The facts of known popularity in fifths, most popular first; none where ties leave no most popular fifth."""
+        answers = score(self.prompts, self.outputs[FEW_SHOT], {})
+        return [self.at(part) for part in answers.quintiles()] if answers.has_popular_fifth else []
 
     @property
     def constant_right(self) -> tuple[bool, ...]:
@@ -213,11 +214,11 @@ def knowledge(
     check_scoring(scoring)
     weights = "" if work is None else _weights(model)
     asked = passes(prompts, model.tokenizer, forms, seed)
-    samples = tuple(f"samples {draw}" for draw in range(DRAWS))
+    draws = [name for name in asked if name == FEW_SHOT or name not in ALL_FORMS]
+    samples = [f"samples {draw}" for draw in range(len(draws))]
     ask = _Asking(model, scoring, batch_size, work, weights, (*asked, *samples), progress)
     answers = {name: ask.greedily(name, of) for name, of in asked.items()}
     outputs = {name: texts for name, texts in answers.items() if name in ALL_FORMS}
-    draws = [name for name in asked if name == FEW_SHOT or name not in ALL_FORMS]
     greedy, chance = (
         tuple(sum(hits) / DRAWS for hits in zip(*(ask.right(facts, answers[name]) for name in draws), strict=True))
         for facts in (prompts, other_prompts(prompts, seed))

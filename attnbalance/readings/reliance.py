@@ -184,8 +184,14 @@ def _first(output: str, conflict: Conflict) -> str:
 
 
 def reliance_budgets(prompts: PromptSet) -> list[int]:
-    """Tokens to generate for each prompt: `NEW_TOKENS`, or as many as its longest accepted or remembered answer has."""
-    lengths = prompts.answers.lengths, _remembered(prompts).answers.lengths
+    """Tokens to generate for each prompt: `NEW_TOKENS`, or as many as its longest accepted or remembered answer has.
+
+    Raises `BadRowsError` for answers whose probability could not be read (see `encode_answers`).
+    """
+    both_answers = prompts.answers, _remembered(prompts).answers
+    for answers in both_answers:
+        answers.ids  # noqa: B018
+    lengths = [answers.lengths for answers in both_answers]
     return [max(NEW_TOKENS, *both) for both in zip(*lengths, strict=True)]
 
 

@@ -84,12 +84,13 @@ def scored(answers: Recall, stated: Mapping[str, bool], trained: Recall | None =
     trained: answers to the questions about training facts, if any.
     """
     rate = answers.shortcut_rate()
+    fifths = answers.quintiles() if answers.has_popular_fifth else []  # ties are no fifths
     scores: dict[str, Any] = {
         "prompt_ids": list(answers.prompt_ids),
         "subjects": list(answers.subjects),
         "correct": list(answers.correct),
         "stated": [stated[name] for name in answers.prompt_ids],
-        "accuracy_by_quintile": [_mean([answers.correct[i] for i in part]) for part in answers.quintiles()],
+        "accuracy_by_quintile": [_mean([answers.correct[i] for i in part]) for part in fifths],
         "shortcut_rate": None if rate is None else rate.mean,
         "subject_attention": None,
         "new_facts": None,

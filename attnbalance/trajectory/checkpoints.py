@@ -15,7 +15,8 @@ from attnbalance.models.load_adapter import split_adapter
 
 STATE = "trainer_state.json"
 """What transformers' Trainer saves beside a checkpoint; it holds the step."""
-CONFIG, ADAPTER = CONFIGS = ("config.json", "adapter_config.json")
+ADAPTER = "adapter_config.json"
+CONFIGS = ("config.json", ADAPTER)
 """A checkpoint holds one of them: full weights or an adapter."""
 
 
@@ -32,6 +33,8 @@ def find_checkpoints(where: Sequence[str], base: str | None = None) -> dict[int,
     trainer_state.json disagree, two of the same step, fewer than two of them (step 0 counts), and adapters beside full
     checkpoints.
     """
+    if base == "":
+        raise ModelError("base must name a model, got an empty text")
     paths = dict[int, Path]()
     for step, path in (pair for text in where for pair in _within(text)):
         if step in paths and not paths[step].samefile(path):
@@ -80,7 +83,7 @@ def _step(path: Path) -> int:
 
 
 def _is_adapter(path: Path) -> bool:
-    return (path / ADAPTER).is_file() and not (path / CONFIG).is_file()
+    return (path / ADAPTER).is_file()  # also beside a config.json; a folder with whole weights, too, is refused
 
 
 def _spec(step: int, path: Path, base: str | None) -> ModelSpec:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,7 @@ def test_every_command_has_a_cheap_form_here_and_only_commands_have_results(
     commands: dict[str, tuple[object, ...]],
 ) -> None:
     assert sorted(commands) == sorted(NAMES)
-    assert set(RESULTS) == set(NAMES) - {*WITHOUT_FOLDER, "context-critical", "scale-adapter"}
+    assert set(RESULTS) == set(NAMES) - {*WITHOUT_FOLDER, "context-critical", "scale-adapter", "reproduce"}
 
 
 def test_the_page_names_the_results_of_every_command() -> None:
@@ -183,8 +184,7 @@ def test_the_page_names_the_results_of_every_command() -> None:
         command: set(re.findall(r"`(\w+)`", row[1])) for row in rows for command in re.findall(r"`([\w-]+)`", row[0])
     }
     for command, files in RESULTS.items():
-        if command != "reproduce":  # has a file for each figure
-            assert {Path(file).stem for file in files} == named[command] - {"attnbalance"}, command
+        assert {Path(file).stem for file in files} == named[command] - {"attnbalance"}, command
 
 
 @pytest.mark.parametrize(
@@ -294,3 +294,21 @@ def test_the_option_stands_before_the_command(arguments: list[str], wanted: bool
 def test_the_option_after_the_command_is_refused() -> None:
     code, text, said = run("facts", "facts.jsonl", "--json")
     assert (code, text, "No such option: --json" in said) == (2, "", True)
+
+
+def test_what_is_held_back_for_standard_output_does_not_reach_it() -> None:
+    """Text that a library wrote to the old stream, and text in the buffer of the C library."""
+    code = """
+import ctypes, sys
+from attnbalance.cli.json_output import _standard_output_as_error
+old = sys.stdout
+with _standard_output_as_error():
+    old.write("early")
+    ctypes.CDLL(None).printf(b"late")
+print("{}")
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert ended.stdout == "{}\n"
+    assert "early" in ended.stderr
+    assert "late" in ended.stderr

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from tiny import count_texts, tiny_prompts, tiny_tokenizer
 
+from attnbalance import Fact
 from attnbalance.data.prompt_sets import PromptSet, is_same
+from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import as_chat, encode, encode_answers
 from attnbalance.errors import ArgumentError
 
@@ -66,7 +68,8 @@ def test_answers_are_those_of_the_prompts_and_are_tokenized_once(monkeypatch: py
     for prompts in (tiny_prompts(), as_chat(tiny_prompts(), tokenizer)):
         made = PromptSet.of(prompts, tokenizer)
         expected = encode_answers(made.encodings, tokenizer)
-        sizes = [len(tokenizer(f" {p.fact.answer}", add_special_tokens=False)["input_ids"]) for p in prompts]
+        behind = [p.with_answer.removeprefix(p.text) for p in prompts]
+        sizes = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in behind]
         with monkeypatch.context() as patch:
             counts = count_texts(patch)
             for _ in range(2):
@@ -78,3 +81,17 @@ def test_answers_are_those_of_the_prompts_and_are_tokenized_once(monkeypatch: py
 def test_what_is_not_prompts_is_refused_by_name() -> None:
     with pytest.raises(ArgumentError, match="prompts must be a collection of Prompt"):
         PromptSet.of("Paris", tiny_tokenizer())  # pyright: ignore[reportArgumentType]
+
+
+def test_an_answer_behind_a_line_break_is_measured_without_a_space() -> None:
+    """Byte-level tokenizers have a token for " Paris" and several for "Paris"."""
+    facts = [Fact("France", "capital", ("Paris",)), Fact("Peru", "capital", ("Lima", "Paris"))]
+    tokenizer = tiny_tokenizer()
+    for template in ("qa", "alpaca"):
+        prompts = make_prompts(facts, template)
+        lengths = PromptSet.of(prompts, tokenizer).answers.lengths
+        for prompt, length in zip(prompts, lengths, strict=True):
+            before = tokenizer(prompt.text)["input_ids"]
+            space = "" if template == "alpaca" else " "
+            wholes = [tokenizer(f"{prompt.text}{space}{answer}")["input_ids"] for answer in prompt.fact.answers]
+            assert length == max(len(whole) - len(before) for whole in wholes)

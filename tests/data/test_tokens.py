@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tiny import FACTS, TOKENIZERS, tiny_prompts, tiny_tokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tiny import FACTS, TOKENIZERS, tiny_prompts, tiny_tokenizer, without_bytes
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase
 
 from attnbalance import Fact, Prompt
 from attnbalance.data.forms import in_form
@@ -248,18 +247,6 @@ def test_a_subject_has_the_same_sentencepiece_tokens_at_the_start_of_a_text_and_
     assert "".join(spans[0]).startswith(subject[0]) or spans[0][0].startswith("<0x")
 
 
-def without_bytes(unknown: bool) -> PreTrainedTokenizerFast:
-    """A SentencePiece-like tokenizer without fallback to bytes, with an unknown token or without."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>" if unknown else None))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
-    texts = ["Question: What is the capital of France? Answer: Paris. Bern and Oslo are cities, of Spain too"] * 5
-    trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "</s>"], show_progress=False)  # pyright: ignore
-    tokenizer.train_from_iterator(texts, trainer)
-    names = {"unk_token": "<unk>"} if unknown else {}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", **names)
-
-
 @pytest.mark.parametrize("unknown", [True, False])
 def test_an_answer_whose_letters_the_tokenizer_does_not_have_is_refused_by_name(unknown: bool) -> None:
     tokenizer = without_bytes(unknown)
@@ -267,10 +254,8 @@ def test_an_answer_whose_letters_the_tokenizer_does_not_have_is_refused_by_name(
     encodings = encode(make_prompts(facts), tokenizer)
     (answer,) = encode_answers(encodings[:1], tokenizer)
     assert tokenizer.decode(answer).strip() == "Paris"
-    with pytest.raises(
-        BadRowsError, match="answers are written with letters that the tokenizer does not have"
-    ) as raised:
+    with pytest.raises(BadRowsError, match="answers cannot be represented by the tokenizer") as raised:
         encode_answers(encodings, tokenizer)
     assert raised.value.indices == (1,)
-    with pytest.raises(BadRowsError, match="letters that the tokenizer does not have"):
+    with pytest.raises(BadRowsError, match="cannot be represented by the tokenizer"):
         make_examples(facts, tokenizer)

@@ -385,3 +385,22 @@ def test_examples_longer_than_the_models_positions_are_shown():
     assert len(next(answer_logits(hooked, [fit], 1))[0][1]) == 1
     with pytest.raises(BadRowsError, match="1 of 2 examples are longer than the model's 96 positions:\n  row 2: 97"):
         next(answer_logits(hooked, [fit, long], 1))
+
+
+def test_answers_that_reach_a_length_threshold_behind_shorter_prompts_are_read_whole():
+    """Keys of a shared prefix would be turned by the short factor, and those after the threshold by the long one."""
+    rotation = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 56}
+    rotation |= {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    special = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    config = Phi3Config(**GROUPED, **special, rope_parameters=rotation, original_max_position_embeddings=56)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    plain, hooked = eager(model), hook(model, tiny_tokenizer(), "phi3")
+    header = tuple(range(10, 50))
+    examples = [Example((*header, *range(60 + i, 90 + i)), (*[IGNORED] * 45, *range(65 + i, 90 + i))) for i in range(6)]
+    assert hooked.alike_from is not None
+    assert 45 < hooked.alike_from < 70  # between the prompts and the whole examples
+    for i, logits in [pair for batch in answer_logits(hooked, examples, 4) for pair in batch]:
+        with torch.no_grad():
+            expected = plain(input_ids=torch.tensor([examples[i].ids]), use_cache=False).logits[0, 44:-1]
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)  # as above

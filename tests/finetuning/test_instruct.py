@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 from short_runs import Killed, assert_equal_weights, short
-from tiny import GROUPED, TOKENIZERS, tiny_tokenizer
+from tiny import GROUPED, TOKENIZERS, tiny_tokenizer, without_bytes
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, Phi3Config
 
@@ -208,3 +208,12 @@ def test_unknown_names_are_refused_before_a_model_is_loaded(tmp_path, settings, 
 def test_validation_must_be_a_number_of_rows(llama, tmp_path, validation):
     with pytest.raises(DataError, match="`validation` must be a whole number >= 1"):
         instruct(llama, ROWS, tmp_path / "run", short(), validation=validation)
+
+
+def test_an_output_that_the_tokenizer_cannot_represent_is_left_out_and_counted():
+    tokenizer = without_bytes(unknown=True)
+    rows = InstructionSet((Instruction("Name a city.", "Paris"), Instruction("Name a city.", "\u6771\u4eac")))
+    usable, examples = instruction_examples(rows, tokenizer, None)
+    assert [row.output for row in usable.rows] == ["Paris"]
+    assert usable.dropped == {"the tokenizer cannot represent the output": 1}
+    assert len(examples) == 1

@@ -57,6 +57,9 @@ def test_a_run_has_a_card_of_its_own_which_its_owner_may_edit(llama, tmp_path, l
     assert f"step {record['best_step']} of 7" in text
     assert ModelCard(text).data.library_name == ("peft" if lora_rank else "transformers")
     assert "[More Information Needed]" not in text
+    assert ModelCard(text).data.base_model is None  # a folder: the Hub refuses a card that names one
+    assert f"`{llama.name}`" in text
+    assert str(llama) not in text
     assert not list((run.path / "checkpoints").rglob(CARD))
     (run.path / CARD).write_text("my own words")
     assert load_model(run.path).model is not None

@@ -108,12 +108,17 @@ def test_a_configuration_that_names_eager_attention_gives_the_rows_of_any_other(
     assert (read_attention(named, tiny_prompts()).values - expected).abs().max() < 1e-6  # the same weights and kernel
 
 
+@pytest.mark.parametrize("method", ["eetq", "mxfp8"])
+@pytest.mark.parametrize("nested", [False, True])
 def test_quantised_weights_that_need_a_kernel_of_the_hub_are_refused_where_it_would_be_fetched(
-    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, nested: bool
 ) -> None:
-    edit(llama_folder, quantization_config={"quant_method": "eetq", "weights": "int8"})
+    """The quantisation may also be named for a part of the model, as for the text of one that sees."""
+    named = {"quantization_config": {"quant_method": method, "weights": "int8"}}
+    edit(llama_folder, **({"text_config": named} if nested else named))
     monkeypatch.setattr(config, "is_kernels_available", lambda: True)
-    with pytest.raises(ModelError, match=r"quantised weights \(eetq\), for which transformers fetches kernels"):
+    with pytest.raises(ModelError, match=rf"quantised weights \({method}\), for which transformers fetches kernels"):
         load_limits(str(llama_folder))
-    monkeypatch.setattr(config, "is_kernels_available", lambda: False)
-    load_limits(str(llama_folder))
+    if not nested:  # a Llama has no part to be quantised alone
+        monkeypatch.setattr(config, "is_kernels_available", lambda: False)
+        load_limits(str(llama_folder))

@@ -273,3 +273,9 @@ def test_an_adapter_beside_a_configuration_is_read_as_an_adapter(
     shutil.copy(checkpoint / "config.json", copy)
     rows = read_attention(load_model(copy), tiny_prompts()).values
     assert torch.equal(rows, read_attention(load_model(adapter), tiny_prompts()).values)
+
+
+def test_shards_of_a_trainer_beside_an_adapter_are_no_model(checkpoint: Path, adapter: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(adapter, tmp_path / "copy"))
+    (copy / "pytorch_model_fsdp.bin").write_bytes(b"")  # accelerate's, of FSDP
+    assert load_model(checkpoint, adapter=copy).model is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from attnbalance.errors import ModelError
 from attnbalance.papers.figure import CellResult
 from attnbalance.papers.finetuned import BASE, LOSS
 from attnbalance.papers.goyal_tuned import FIGURES, MEASURES, along, rise_and_fall
@@ -117,3 +118,11 @@ def test_panels_draw_every_arm_from_step_0_on() -> None:
     ]
     assert all(series.x == (0, 50, 100, 150) for series in panel.series)
     assert [interval.mean for interval in panel.series[0].y] == [0.25, 0.75, 1.0, 0.5]
+
+
+def test_seeds_with_checkpoints_at_other_steps_are_refused() -> None:
+    made = results()
+    whole = next(result for result in made if result.settings["split"] == WHOLE)
+    made[made.index(whole)] = CellResult(whole.settings, dict(whole.values) | {"steps": [50, 100]})
+    with pytest.raises(ModelError, match="the seeds of all instructions have checkpoints at different steps"):
+        along(made, WHOLE, "M_C")

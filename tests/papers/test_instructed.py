@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from attnbalance.data.conflicts import Conflict, says
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.errors import DataError
+from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.papers import instructed
 from attnbalance.papers.finetuned import BASE, LOSS
 from attnbalance.papers.instructed import (
@@ -21,11 +22,13 @@ from attnbalance.papers.instructed import (
     CRITICAL,
     QK,
     SWAPPED,
+    TRAINING,
     UNNAMED,
     WHOLE,
     WITH_INPUT,
     _asked,
     _rows,
+    _within_epochs,
     instructed_cells,
     run_instructed,
 )
@@ -184,3 +187,11 @@ def test_a_file_that_is_not_there_or_was_changed_is_named(sources: Sources) -> N
     Path(str(sources.conflicts)).unlink()
     with pytest.raises(DataError, match=r"conflicts.json, the file of conflicts, does not exist"):
         run_instructed(settings_of(sources, WHOLE))
+
+
+def test_instructions_are_read_twice_at_most_and_training_is_not_stopped_early() -> None:
+    training = TRAINING["paper"]  # 800 steps of 128
+    assert _within_epochs(training, 52_002)["steps"] == 800
+    assert _within_epochs(training, 20_679)["steps"] == 300  # 323 steps are two epochs
+    assert _within_epochs(training, 100)["steps"] == 50
+    assert all(FinetuneSettings(**settings).schedule.patience is None for settings in TRAINING.values())

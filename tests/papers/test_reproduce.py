@@ -160,6 +160,12 @@ def test_the_model_of_the_folders_cells_is_taken_where_none_is_named(
     assert (tmp_path / "cells" / "cell-some-model-2.json").exists()
 
 
+def test_an_empty_source_is_not_taken_for_none(tmp_path: Path) -> None:
+    for name in ("facts", "model", "instructions", "conflicts"):
+        with pytest.raises(DataError, match=f"`{name}` must name something, got an empty text"):
+            reproduce(["first"], tmp_path / "out", seeds=2, **{name: ""})
+
+
 def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = reproduce(["second"], tmp_path / "whole", seeds=3, workers=1)
     RUNS.clear()

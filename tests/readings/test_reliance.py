@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from conflict_facts import CONFLICTS, made
-from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer
+from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer, without_bytes
 
 from attnbalance import load_model
 from attnbalance.data.conflicts import Conflict
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, make_prompts
-from attnbalance.errors import DataError
+from attnbalance.errors import BadRowsError, DataError
 from attnbalance.readings.answer_probability import read_answer_probability
 from attnbalance.readings.reliance import NEW_TOKENS, Reliance, read_reliance, reliance_budgets
 
@@ -133,3 +133,15 @@ def test_facts_without_a_context_and_other_facts_are_refused() -> None:
             read_reliance(model, make_prompts(facts, "qa"), make_prompts(facts, "qa"))
     with pytest.raises(DataError, match="both prompts must be about the same conflicts"):
         read_reliance(model, make_prompts(CONFLICTS, "context"), make_prompts(CONFLICTS[:2], "qa"))
+
+
+def test_answers_that_a_tokenizer_cannot_represent_are_refused_before_anything_is_generated() -> None:
+    about = {"question": "Where is it?", "memory_answers": ("Paris",)}
+    fine = Conflict("It", "place", ("Bern",), context="It lies in Bern.", **about)
+    bad = Conflict("It", "place", ("\u6771\u4eac",), context="It lies in \u6771\u4eac .", **about)
+    other = replace(fine, memory_answers=("\u6771\u4eac",))
+    for conflict in (bad, other):
+        prompts = PromptSet.of(make_prompts([fine, conflict], "context"), without_bytes(unknown=True))
+        with pytest.raises(BadRowsError, match="answers cannot be represented by the tokenizer") as raised:
+            reliance_budgets(prompts)
+        assert raised.value.indices == (1,)

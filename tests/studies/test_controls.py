@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -79,3 +80,12 @@ def test_scores_are_counted_by_what_the_base_completes() -> None:
     assert (scores["new_facts"], scores["kept_facts"]) == (0.0, 0.5)  # of e, f; of c, d
     alone = scored(answers, stated)
     assert alone["new_facts"] is alone["kept_facts"] is alone["drift"] is alone["subject_attention"] is None
+
+
+def test_equal_popularities_make_no_fifths() -> None:
+    facts = [Fact(f"S{i}", "r", (f"A{i % 5}",), 1.0) for i in range(20)]
+    prompts = make_prompts(facts)
+    answers = constant(prompts, {})
+    assert scored(answers, dict.fromkeys(answers.prompt_ids, True))["accuracy_by_quintile"] == []
+    other = constant(make_prompts([replace(fact, popularity=float(i)) for i, fact in enumerate(facts)]), {})
+    assert len(scored(other, dict.fromkeys(other.prompt_ids, True))["accuracy_by_quintile"]) == 5

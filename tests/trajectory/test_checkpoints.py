@@ -99,3 +99,22 @@ def test_a_place_without_checkpoints_and_a_single_one_are_refused(tmp_path: Path
     made(tmp_path / "checkpoint-1", file="config.json")
     with pytest.raises(ModelError, match="expected at least two checkpoints, got 1"):
         find_checkpoints([str(tmp_path)])
+
+
+def test_adapters_beside_a_configuration_are_adapters(tmp_path: Path) -> None:
+    """Some trainers leave the base's config.json in the folder."""
+    for step in (1, 2):
+        made(tmp_path / "lora" / f"checkpoint-{step}")
+        (tmp_path / "lora" / f"checkpoint-{step}" / "config.json").write_text("{}")
+    specs = find_checkpoints([str(tmp_path / "lora")])
+    assert list(specs) == [0, 1, 2]
+    assert specs[0] == ModelSpec("step 0", "models/base")
+    named = find_checkpoints([str(tmp_path / "lora")], "models/other")
+    assert named[1] == ModelSpec("step 1", "models/other", str(tmp_path / "lora" / "checkpoint-1"))
+
+
+def test_an_empty_base_is_refused(tmp_path: Path) -> None:
+    for step in (1, 2):
+        made(tmp_path / "lora" / f"checkpoint-{step}")
+    with pytest.raises(ModelError, match="base must name a model, got an empty text"):
+        find_checkpoints([str(tmp_path / "lora")], "")
