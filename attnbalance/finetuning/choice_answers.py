@@ -27,7 +27,8 @@ class ChoiceAnswers:
 
     Attributes:
         questions: The questions.
-        log_p: For each, the log-probability of each choice's letter after the prompt, nats; -inf beyond the choices.
+        log_p: For each, the log-probability of each choice's letter after the prompt, nats: the sum over its tokens,
+            if it has several; -inf beyond the choices.
     """
 
     questions: tuple[Choice, ...]
@@ -59,40 +60,37 @@ def read_choices(
 ) -> ChoiceAnswers:
     """Ask a model multiple-choice questions, and compare the probabilities of the letters (Hendrycks et al. 2021).
 
-    Raises `DataError` for rows that are no choices, `ModelError` for a tokenizer in which letters are not one token
-    each after the prompt, and `BadRowsError` for prompts that are longer than the model's positions.
+    Raises `DataError` for rows that are no choices, `ModelError` for a tokenizer that merges the prompt with a letter,
+    and `BadRowsError` for prompts that are longer than the model's positions.
 
     model: the model.
     questions: multiple-choice questions (see `load_choices`).
-    batch_size: prompts in a forward pass.
+    batch_size: prompts with a letter in a forward pass.
     progress: show a progress bar.
     """
     rows = tuple(row for row in questions.rows if isinstance(row, Choice))
     if not rows or len(rows) < len(questions):
         raise DataError(f"expected multiple-choice questions, got {len(rows)} among {len(questions)} rows")
-    examples, letters = _examples(model, rows)
-    log_p = torch.full((len(rows), max(map(len, letters))), -torch.inf)
-    with progress_bar("choices", total=len(rows), unit="question", shown=progress) as bar:
+    examples, indices = _examples(model, rows)
+    log_p = torch.full((len(rows), max(len(row.outputs) for row in rows)), -torch.inf)
+    with progress_bar("choices", total=len(examples), unit="letter", shown=progress) as bar:
         for batch in answer_logits(model, examples, batch_size):
             for i, logits in batch:
-                log_p[i, : len(letters[i])] = logits[0].float().log_softmax(-1).cpu()[letters[i]]
+                letter = torch.tensor([label for label in examples[i].labels if label != IGNORED], device=logits.device)
+                log_p[indices[i]] = logits.log_softmax(-1).gather(1, letter[:, None]).sum().cpu()
             bar.update(len(batch))
     return ChoiceAnswers(rows, log_p)
 
 
-def _examples(model: HookedModel, rows: Sequence[Choice]) -> tuple[list[Example], list[list[int]]]:
-    """Each prompt with its first letter, whose prediction is that of all letters, and the tokens of the letters."""
-    examples, letters = [], []
-    for row in rows:
+def _examples(model: HookedModel, rows: Sequence[Choice]) -> tuple[list[Example], list[tuple[int, int]]]:
+    """Each prompt with each of its letters, and the indices of the row and of the letter."""
+    examples, indices = [], []
+    for i, row in enumerate(rows):
         encoded = encode_continued([row.prompt] * len(row.outputs), row.outputs, model.tokenizer)
-        pairs = [pair for pair in encoded if pair is not None and len(pair[1]) == 1]
-        tokens = [pair[1][0] for pair in pairs]
-        if len(set(tokens)) < len(row.outputs):
-            raise ModelError(
-                f"the letters {', '.join(map(str.strip, row.outputs))} must be one token each after 'Answer:' in the "
-                f"tokenizer of {model.name}, which has them otherwise"
-            )
-        prompt = pairs[0][0]
-        examples.append(Example((*prompt, tokens[0]), (*[IGNORED] * len(prompt), tokens[0])))
-        letters.append(tokens)
-    return examples, letters
+        for k, pair in enumerate(encoded):
+            if pair is None:
+                raise ModelError(f"the tokenizer of {model.name} merges 'Answer:' with the letter{row.outputs[k]}")
+            prompt, letter = pair
+            examples.append(Example((*prompt, *letter), (*[IGNORED] * len(prompt), *letter)))
+            indices.append((i, k))
+    return examples, indices
