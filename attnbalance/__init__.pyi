@@ -7,6 +7,7 @@ from .comparison.specs import ModelSpec as ModelSpec
 from .context.compare_context import compare_context as compare_context
 from .context.critical import context_critical as context_critical
 from .data.batches import PromptBatch as PromptBatch
+from .data.choices import Choice as Choice
 from .data.conflicts import Conflict as Conflict
 from .data.facts import Fact as Fact
 from .data.facts import FactSet as FactSet
@@ -16,6 +17,7 @@ from .data.prompt_sets import PromptSet as PromptSet
 from .data.prompts import Prompt as Prompt
 from .data.prompts import Template as Template
 from .data.prompts import make_prompts as make_prompts
+from .data.sources.choices import load_choices as load_choices
 from .data.sources.instructions import load_instructions as load_instructions
 from .data.sources.load_facts import load_facts as load_facts
 from .data.sources.swapped import make_conflicts as make_conflicts
@@ -26,6 +28,8 @@ from .errors import AttnBalanceError as AttnBalanceError
 from .explanation.explain import explain as explain
 from .families.check_families import check_families as check_families
 from .finetuning.adapters import add_lora as add_lora
+from .finetuning.choice_answers import ChoiceAnswers as ChoiceAnswers
+from .finetuning.choice_answers import read_choices as read_choices
 from .finetuning.examples import as_examples as as_examples
 from .finetuning.examples import make_examples as make_examples
 from .finetuning.finetune import finetune as finetune

@@ -85,6 +85,12 @@ def world_facts() -> Path:
 
 
 @pytest.fixture(scope="session")
+def mmlu() -> Path:
+    """MMLU's history files; skips where they are absent."""
+    return _shared("data/mmlu")
+
+
+@pytest.fixture(scope="session")
 def entity_questions() -> Path:
     """EntityQuestions' folder; skips where it is absent."""
     return _shared("data/entityquestions")

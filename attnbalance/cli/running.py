@@ -92,6 +92,10 @@ def reproduce(
         str | None,
         typer.Option(metavar="FILE", help="Knowledge conflicts (see `context`), for the figures that need them."),
     ] = None,
+    choices: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="MMLU's .csv files, or their folder, for the figures that need them."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default one a GPU, or one a CPU core, at most four.")
     ] = None,
@@ -110,5 +114,10 @@ def reproduce(
     from attnbalance.papers.reproduce import usual_workers
 
     options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "model": model, "worker": worker}
-    options |= {"instructions": instructions, "conflicts": conflicts, "workers": workers or usual_workers()}
+    options |= {
+        "instructions": instructions,
+        "conflicts": conflicts,
+        "choices": choices,
+        "workers": workers or usual_workers(),
+    }
     print(f"{run(names, out, **options, command=command_line(), progress=show_progress())}\n\nResults: {out}")

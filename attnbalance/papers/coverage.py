@@ -36,7 +36,7 @@ PRINTED = (
     Printed(GHOSAL, "Figure 3(a)", "subject attention by layer", ("ghosal-fig3",)),
     Printed(GHOSAL, "Figure 3(b)", "attention on one question", instead="`attnbalance curve`'s report draws such rows"),
     Printed(GHOSAL, "Figure 4", "accuracy by popularity of the tested facts", ("ghosal-fig4",)),
-    Printed(GHOSAL, "Table 3", "MMLU history", instead="multiple-choice questions are not supported yet"),
+    Printed(GHOSAL, "Table 3", "MMLU history", ("ghosal-table3",)),
     Printed(GHOSAL, "Table 4", "hyperparameters", ("ghosal-table2",), "the grid of the paper scale"),
     Printed(
         GHOSAL,

@@ -38,23 +38,15 @@ def figures() -> dict[str, PaperFigure]:
         ghosal_fig5,
         ghosal_fig6,
         ghosal_popqa,
+        ghosal_table3,
         goyal,
         goyal_tuned,
         xu_chen,
         xu_chen_capitals,
     )
 
-    modules = (
-        ghosal_fig2,
-        ghosal_popqa,
-        ghosal_fig5,
-        ghosal_fig6,
-        xu_chen,
-        directors,
-        xu_chen_capitals,
-        goyal,
-        goyal_tuned,
-    )
+    of_ghosal = (ghosal_fig2, ghosal_popqa, ghosal_fig5, ghosal_table3, ghosal_fig6)
+    modules = (*of_ghosal, xu_chen, directors, xu_chen_capitals, goyal, goyal_tuned)
     return {figure.name: figure for module in modules for figure in module.FIGURES}
 
 
@@ -69,6 +61,7 @@ def reproduce(
     model: str | None = None,
     instructions: str | None = None,
     conflicts: str | None = None,
+    choices: str | None = None,
     workers: int = 1,
     worker: str | None = None,
     command: str | None = None,
@@ -81,10 +74,10 @@ def reproduce(
     seeds are in the folder. `workers` processes run in parallel; a script that sets more than one must guard its own
     code with `if __name__ == "__main__":`. Several machines share the work by `worker`: "I/N" runs each N-th cell, from
     the I-th (counted from 0; by default Slurm's array index). Each writes the figures whose cells are all there.
-    `facts`, `model`, `instructions` and `conflicts` are by default those of the folder's cells, else PopQA from the Hub
-    and none (see `Sources`). A figure whose data cannot be loaded, or are not given, raises if it is the only one;
-    otherwise it is reported as not run. Raises `DataError` for unknown names or scales, too few seeds and missing data,
-    `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be completed.
+    `facts`, `model`, `instructions`, `conflicts` and `choices` are by default those of the folder's cells, else PopQA
+    from the Hub and none (see `Sources`). A figure whose data cannot be loaded, or are not given, raises if it is the
+    only one; otherwise it is reported as not run. Raises `DataError` for unknown names or scales, too few seeds and
+    missing data, `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be completed.
     """
     from attnbalance.papers.page import answer_of, write_figure, write_page
 
@@ -98,6 +91,7 @@ def reproduce(
     place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
     with in_place(out, KIND, {"scale": scale}), locked(place):
         given = {"facts": facts, "model": model, "instructions": instructions, "conflicts": conflicts}
+        given |= {"choices": choices}
         sources = _sources(out, given)
         work = {
             name: figure.cells(scale, range(seeds), sources)

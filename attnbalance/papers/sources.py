@@ -9,6 +9,7 @@ from typing import Any
 
 from attnbalance.data.facts import FactSet
 from attnbalance.data.instructions import InstructionSet
+from attnbalance.data.sources.choices import choice_files, load_choices
 from attnbalance.data.sources.conflicts import load_conflicts
 from attnbalance.data.sources.instructions import load_instructions
 from attnbalance.data.sources.load_facts import SOURCES, load_facts
@@ -19,6 +20,7 @@ NEEDED = {
     "model": "a pretrained language model is needed (a folder, GGUF file or Hub id)",
     "instructions": "a file of instructions is needed (with Alpaca's columns)",
     "conflicts": "a file of knowledge conflicts is needed (such as the authors' world_facts.json)",
+    "choices": "multiple-choice questions are needed (a .csv file of MMLU, or a folder of them)",
 }
 """What figures may need, in words."""
 
@@ -31,6 +33,7 @@ class Sources:
     model: a folder, GGUF file or Hub id.
     instructions: a file of instructions (see `load_instructions`).
     conflicts: a file of conflicts (see `load_conflicts`).
+    choices: a file or folder of multiple-choice questions (see `load_choices`).
 
     Figures that need what is None are not run.
     """
@@ -39,6 +42,7 @@ class Sources:
     model: str | None = None
     instructions: str | None = None
     conflicts: str | None = None
+    choices: str | None = None
 
     def missing(self, needs: Collection[str]) -> str:
         """What of some fields is not given, in words; empty if nothing is missing."""
@@ -54,6 +58,11 @@ class Sources:
         """The settings by which a cell loads the facts, with the hash of a local file."""
         table = _table(self.facts)
         return {"facts": self.facts} | ({"facts_file": hash_file(table)} if table.is_file() else {})
+
+    def of_choices(self) -> dict[str, Any]:
+        """The settings by which a cell loads the multiple-choice questions, with the hashes of their files."""
+        path = str(self.choices)
+        return {"choices": path} | ({"choices_files": _hashes(path)} if Path(path).exists() else {})
 
     def of_model(self) -> dict[str, Any]:
         """The settings by which a cell loads the model, with a hash of its files."""
@@ -80,6 +89,21 @@ def instructions_of(settings: Mapping[str, Any]) -> InstructionSet:
 def conflicts_of(settings: Mapping[str, Any]) -> FactSet:
     """The conflicts of a cell; raises `DataError` if their file changed since the cells were listed."""
     return load_conflicts(_unchanged(settings, "conflicts"))
+
+
+def choices_of(settings: Mapping[str, Any]) -> InstructionSet:
+    """The multiple-choice questions of a cell; raises `DataError` if a file changed since the cells were listed."""
+    path = settings["choices"]
+    if "choices_files" in settings and not (Path(path).exists() and _hashes(path) == settings["choices_files"]):
+        raise DataError(
+            f"questions in {path} were changed or moved since the cells were listed; run the same command again"
+        )
+    return load_choices(path)
+
+
+def _hashes(path: str) -> dict[str, str]:
+    """The hash of each file of questions, by its place in the folder."""
+    return {str(file.relative_to(path)): hash_file(file) for file in choice_files(path)}
 
 
 def _unchanged(settings: Mapping[str, Any], name: str) -> Path:

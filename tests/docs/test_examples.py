@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, long_llama_folder: Path) ->
     (folder / "known.jsonl").write_text("\n".join(map(json.dumps, _completed(folder / "base"))))
     (folder / "rows.json").write_text(json.dumps(rows))
     (folder / "study.yaml").write_text(STUDY)
+    (folder / "prehistory_test.csv").write_text("Which came first?,iron,bronze,stone,gold,C\nWho?,he,she,we,they,A\n")
     return folder
 
 

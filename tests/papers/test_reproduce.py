@@ -363,7 +363,7 @@ def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own(llama_folder: 
     for paper_figure in reproduction.figures().values():
         for scale in reproduction.SCALES:
             cells = paper_figure.cells(
-                scale, range(5), Sources("popqa", str(llama_folder), "rows.json", "conflicts.json")
+                scale, range(5), Sources("popqa", str(llama_folder), "rows.json", "conflicts.json", "questions.csv")
             )
             assert len({cell.name for cell in cells}) == len(cells)
             assert {cell.settings["seed"] for cell in cells} == set(range(5))
@@ -380,7 +380,7 @@ def test_a_wrong_name_on_the_command_line_lists_the_figures_and_exits_with_2(tmp
 
 @pytest.mark.usefixtures("real_figures")
 def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
-    tmp_path: Path, popqa: Path, stories: Path, world_facts: Path
+    tmp_path: Path, popqa: Path, stories: Path, world_facts: Path, mmlu: Path
 ) -> None:
     """About two minutes: every cell of every figure, with real facts, conflicts and a small real language model."""
     rows = [
@@ -397,6 +397,7 @@ def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
         model=str(stories),
         instructions=str(tmp_path / "rows.json"),
         conflicts=str(world_facts),
+        choices=str(mmlu / "val" / "prehistory_val.csv"),
     )
     assert "not run" not in answer
     page = (tmp_path / "out" / "report.html").read_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnbalance.errors import DataError, ModelError
-from attnbalance.papers.sources import Sources, conflicts_of, facts_of, instructions_of, model_of
+from attnbalance.papers.sources import Sources, choices_of, conflicts_of, facts_of, instructions_of, model_of
 
 
 def test_a_local_file_of_facts_is_recorded_and_refused_once_it_changed(tmp_path: Path) -> None:
@@ -65,3 +65,19 @@ def test_what_a_figure_needs_and_was_not_given_is_named() -> None:
         "conflicts is needed (such as the authors' world_facts.json): pass `conflicts`"
     )
     assert Sources().missing(()) == ""
+
+
+def test_questions_are_recorded_file_by_file_and_refused_once_one_changed(tmp_path: Path) -> None:
+    (tmp_path / "mmlu" / "val").mkdir(parents=True)
+    file = tmp_path / "mmlu" / "val" / "prehistory_val.csv"
+    file.write_text("Which?,iron,stone,B\n")
+    for path in (tmp_path / "mmlu", file):
+        settings = Sources(choices=str(path)).of_choices()
+        assert [row.output for row in choices_of(settings).rows] == [" B"]
+    whole = Sources(choices=str(tmp_path / "mmlu")).of_choices()
+    (tmp_path / "mmlu" / "more.csv").write_text("Who?,he,she,A\n")
+    assert len(choices_of(settings)) == 1  # the one file is as it was
+    with pytest.raises(DataError, match="mmlu were changed or moved since the cells were listed"):
+        choices_of(whole)
+    with pytest.raises(DataError, match="no questions at"):
+        choices_of(Sources(choices=str(tmp_path / "absent")).of_choices())

@@ -44,6 +44,20 @@ def read_rows(path: str | Path) -> list[Record]:
     return rows
 
 
+def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """The rows of a CSV file without a header, each with its line's number; empty rows are passed over.
+
+    Raises `DataError`, naming the line if possible, for a file that cannot be read.
+    """
+    reader = csv.reader(_lines(path, newline=""), strict=True)
+    try:
+        yield from ((reader.line_num, cells) for cells in reader if cells)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: {error}; save it as UTF-8") from error
+    except (csv.Error, OSError) as error:
+        raise DataError(f"cannot read {path}, line {reader.line_num}: {error}") from error
+
+
 def parse_json(text: str) -> object:
     """A JSON value; raises `DataError` for text that is not JSON and for a key that occurs twice.
 

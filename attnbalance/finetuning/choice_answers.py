@@ -1,0 +1,96 @@
+"""Which choice a model takes: the letter that it finds most probable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from attnbalance.arguments import expects
+from attnbalance.data.choices import Choice
+from attnbalance.data.instructions import InstructionSet
+from attnbalance.data.tokens import encode_continued
+from attnbalance.errors import DataError, ModelError
+from attnbalance.finetuning.examples import IGNORED, Example, answer_logits
+from attnbalance.models.hooked import HookedModel
+from attnbalance.progress import progress_bar
+from attnbalance.statistics.intervals import Interval
+from attnbalance.statistics.shares import share_interval
+
+
+@dataclass(frozen=True)
+class ChoiceAnswers:
+    """What a model takes of each question's choices.
+
+    Attributes:
+        questions: The questions.
+        log_p: For each, the log-probability of each choice's letter after the prompt, nats: the sum over its tokens,
+            if it has several; -inf beyond the choices.
+    """
+
+    questions: tuple[Choice, ...]
+    log_p: Float[Tensor, "question letter"]
+
+    @property
+    def taken(self) -> tuple[int, ...]:
+        """The index of the choice with the most probable letter; of equal ones, the first."""
+        return tuple(self.log_p.argmax(-1).tolist())
+
+    @property
+    def right(self) -> tuple[bool, ...]:
+        """For each question, whether the right choice is taken."""
+        return tuple(index == row.answer for index, row in zip(self.taken, self.questions, strict=True))
+
+    @property
+    def loss(self) -> tuple[float, ...]:
+        """For each question, minus the log-probability of the right letter, nats: what training lowers."""
+        return tuple(-float(self.log_p[i, row.answer]) for i, row in enumerate(self.questions))
+
+    def accuracy(self) -> Interval:
+        """The share of questions that are answered right, with its 95% interval over questions."""
+        return share_interval(list(self.right), [row.prompt for row in self.questions])
+
+
+@expects(model=HookedModel, questions=InstructionSet)
+def read_choices(
+    model: HookedModel, questions: InstructionSet, *, batch_size: int = 8, progress: bool = False
+) -> ChoiceAnswers:
+    """Ask a model multiple-choice questions, and compare the probabilities of the letters (Hendrycks et al. 2021).
+
+    Raises `DataError` for rows that are no choices, `ModelError` for a tokenizer that merges the prompt with a letter,
+    and `BadRowsError` for prompts that are longer than the model's positions.
+
+    model: the model.
+    questions: multiple-choice questions (see `load_choices`).
+    batch_size: prompts with a letter in a forward pass.
+    progress: show a progress bar.
+    """
+    rows = tuple(row for row in questions.rows if isinstance(row, Choice))
+    if not rows or len(rows) < len(questions):
+        raise DataError(f"expected multiple-choice questions, got {len(rows)} among {len(questions)} rows")
+    examples, indices = _examples(model, rows)
+    log_p = torch.full((len(rows), max(len(row.outputs) for row in rows)), -torch.inf)
+    with progress_bar("choices", total=len(examples), unit="letter", shown=progress) as bar:
+        for batch in answer_logits(model, examples, batch_size):
+            for i, logits in batch:
+                letter = torch.tensor([label for label in examples[i].labels if label != IGNORED], device=logits.device)
+                log_p[indices[i]] = logits.log_softmax(-1).gather(1, letter[:, None]).sum().cpu()
+            bar.update(len(batch))
+    return ChoiceAnswers(rows, log_p)
+
+
+def _examples(model: HookedModel, rows: Sequence[Choice]) -> tuple[list[Example], list[tuple[int, int]]]:
+    """Each prompt with each of its letters, and the indices of the row and of the letter."""
+    examples, indices = [], []
+    for i, row in enumerate(rows):
+        encoded = encode_continued([row.prompt] * len(row.outputs), row.outputs, model.tokenizer)
+        for k, pair in enumerate(encoded):
+            if pair is None:
+                raise ModelError(f"the tokenizer of {model.name} merges 'Answer:' with the letter{row.outputs[k]}")
+            prompt, letter = pair
+            examples.append(Example((*prompt, *letter), (*[IGNORED] * len(prompt), *letter)))
+            indices.append((i, k))
+    return examples, indices

@@ -1,0 +1,167 @@
+"""Ghosal et al. (2024), section 5.2: familiar and unfamiliar multiple-choice questions to finetune on (Table 3)."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from attnbalance.data.choices import Choice
+from attnbalance.data.instructions import InstructionSet
+from attnbalance.errors import DataError, DivergenceError
+from attnbalance.finetuning.choice_answers import read_choices
+from attnbalance.finetuning.instruct import instruct
+from attnbalance.finetuning.settings import FinetuneSettings
+from attnbalance.models.hooked import HookedModel
+from attnbalance.models.load import load_model
+from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, minus, over_seeds
+from attnbalance.papers.finetuned import BASE, LOSS, by_tuned, grid_cells, grid_condition, model_condition, untrained
+from attnbalance.papers.ghosal_popqa import GRIDS, LEAST, PARAMETERS, TRAINING
+from attnbalance.papers.sources import Sources, choices_of, model_of
+
+PARTS = ("top", "bottom", "whole")
+"""The half of the training questions whose right letter the base finds most probable, the other half, and all."""
+
+UNTRAINED = ("zero-shot", "constant letter")
+
+TESTED = {"tiny": 10, "small": 300, "paper": None}
+"""Tested questions; None: all that are held out."""
+
+TRAINED_ON = {"tiny": 40, "small": None, "paper": None}
+"""Questions to choose from for training; None: all that are not held out."""
+
+VALIDATION = 0.1
+"""The share of a part's questions that chooses configuration and checkpoint."""
+
+
+def _cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
+    known = {**sources.of_model(), **sources.of_choices()}
+    known |= {"tested": TESTED[scale], "training questions": TRAINED_ON[scale]}
+    return grid_cells("choices", scale, seeds, PARTS, GRIDS[scale], TRAINING[scale], known)
+
+
+def halves(settings: Mapping[str, Any]) -> tuple[InstructionSet, InstructionSet]:
+    """The questions to train on and those that are tested, drawn by the seed."""
+    questions = choices_of(settings)
+    rows = list(questions.rows)
+    random.Random(settings["seed"]).shuffle(rows)  # noqa: S311
+    middle = len(rows) // 2
+    tested, trained = rows[:middle][: settings["tested"]], rows[middle:][: settings["training questions"]]
+    if not tested or len(trained) < 4:
+        raise DataError(f"at least 8 questions are needed, {questions.source} holds {len(rows)}")
+    return questions.without({}, trained), questions.without({}, tested)
+
+
+def part_of(name: str, questions: InstructionSet, model: HookedModel) -> InstructionSet:
+    """A part of the training questions by the base's loss on the right letter (Kang et al. 2024), lowest first."""
+    if name == "whole":
+        return questions
+    loss = read_choices(model, questions).loss
+    order = sorted(range(len(loss)), key=loss.__getitem__)
+    chosen = set(order[: len(order) // 2] if name == "top" else order[len(order) // 2 :])
+    return questions.without({}, [row for i, row in enumerate(questions.rows) if i in chosen])
+
+
+def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
+    trained, tested = halves(settings)
+    model = load_model(model_of(settings))
+    trained, tested = (part.usable(model.tokenizer, model.max_positions) for part in (trained, tested))
+    if settings["split"] == BASE:
+        return _ask_untrained(model, trained, tested)
+    part = part_of(settings["split"], trained, model)
+    training = FinetuneSettings(**settings["training"], seed=settings["seed"])
+    validation = max(1, round(VALIDATION * len(part)))
+    with TemporaryDirectory() as folder:
+        try:
+            run = instruct(model_of(settings), part, Path(folder) / "run", training, validation=validation)
+        except DivergenceError as error:
+            return {LOSS: None, "diverged": str(error)}
+        answers = read_choices(load_model(run.path), tested)
+    return {
+        "right": list(map(int, answers.right)),
+        LOSS: run.validation_loss[run.best_step],
+        "losses": [[step, loss] for step, loss in run.validation_loss.items()],
+        "best step": run.best_step,
+        "trained on": len(part) - validation,
+    }
+
+
+def _ask_untrained(model: HookedModel, trained: InstructionSet, tested: InstructionSet) -> dict[str, Any]:
+    """What the model takes before training, and the training questions' most frequent letter."""
+    answers = read_choices(model, tested)
+    letters = Counter(row.answer for row in trained.rows if isinstance(row, Choice))
+    usual = max(sorted(letters), key=letters.__getitem__)
+    return {
+        "zero-shot": {"right": list(map(int, answers.right))},
+        "constant letter": {"right": [int(row.answer == usual) for row in answers.questions]},
+        "parameters": sum(weight.numel() for weight in model.model.parameters()),
+        "chat": bool(model.tokenizer.chat_template),
+    }
+
+
+def accuracy(values: Mapping[str, Any]) -> float:
+    """The share of tested questions whose right letter is the most probable one."""
+    return float(np.mean(values["right"]))
+
+
+def _panels(results: Sequence[CellResult]) -> list[Panel]:
+    shares = [[accuracy(values) for values in untrained(results, name)] for name in UNTRAINED]
+    shares += [list(by_tuned(results, part, accuracy)) for part in PARTS]
+    methods = (*UNTRAINED, *(f"FT-{part}" for part in PARTS))
+    points = Series("multiple choice", methods, over_seeds(list(zip(*shares, strict=True))))
+    return [Panel("Table 3", "", "accuracy, held-out questions", (points,))]
+
+
+def _claims(results: Sequence[CellResult]) -> list[Claim]:
+    setting = (
+        model_condition(results, "a base model of 7 billion parameters", *PARAMETERS),
+        grid_condition(results, "all configurations of Table 4 are tried, and all questions tested"),
+    )
+    rates = {part: by_tuned(results, part, accuracy) for part in PARTS}
+
+    def claim(better: str, worse: str, printed: str) -> Claim:
+        return Claim(
+            f"FT-{better} answers more held-out questions than FT-{worse}",
+            "difference in accuracy",
+            minus(rates[better], rates[worse]),
+            place="Table 3",
+            least=LEAST,
+            printed=printed,
+            setting=setting,
+        )
+
+    return [
+        claim("top", "bottom", "61.4% against 55.6% (Llama), 68.7% against 59.4% (Mistral)"),
+        claim("whole", "bottom", "58.8% against 55.6% (Llama), 67.4% against 59.4% (Mistral)"),
+        claim("top", "whole", "61.4% against 58.8% (Llama), 68.7% against 67.4% (Mistral)"),
+    ]
+
+
+_ABOUT = (
+    "A real language model (--model) is finetuned on multiple-choice questions (--choices, such as MMLU's history "
+    "files): on the half whose right letter it finds most probable before, on the other half, and on all. Half of the "
+    "questions, drawn for each seed, are held out and tested: the most probable letter is the answer. The text is "
+    "MMLU's, without examples. The configuration and the checkpoint of each part are those with the lowest loss on a "
+    "tenth of it. Departures: the paper does not print its split of MMLU; here all questions of the files are pooled, "
+    "and those too long for the model left out. At small scale, 300 questions are tested, with ghosal-table2's small "
+    "grid."
+)
+
+FIGURES = (
+    PaperFigure(
+        "ghosal-table3",
+        "Ghosal et al. 2024",
+        "Table 3",
+        _ABOUT,
+        _cells,
+        _run,
+        _panels,
+        _claims,
+        needs=("model", "choices"),
+    ),
+)

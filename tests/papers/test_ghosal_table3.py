@@ -1,0 +1,84 @@
+"""Multiple-choice questions to finetune on: parts by the base's loss, what a cell holds, claims worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnbalance.data.choices import Choice
+from attnbalance.finetuning.choice_answers import read_choices
+from attnbalance.models.load import load_model
+from attnbalance.papers.figure import CellResult
+from attnbalance.papers.finetuned import BASE, LOSS
+from attnbalance.papers.ghosal_table3 import FIGURES, PARTS, halves, part_of
+from attnbalance.papers.sources import Sources
+
+(TABLE,) = FIGURES
+
+
+@pytest.fixture
+def sources(stories: Path, tmp_path: Path) -> Sources:
+    rows = [f"Which is word {i}?,cat {i},dog {i},cow,{'ABC'[i % 3]}" for i in range(60)]
+    (tmp_path / "words_val.csv").write_text("\n".join(rows) + "\n")
+    return Sources(model=str(stories), choices=str(tmp_path))
+
+
+def test_halves_share_no_question_and_parts_are_ordered_by_the_bases_loss(sources: Sources, stories: Path) -> None:
+    settings = {**sources.of_choices(), "seed": 3, "tested": None, "training questions": None}
+    trained, tested = halves(settings)
+    assert (len(trained), len(tested)) == (30, 30)
+    assert len({row.prompt for row in (*trained.rows, *tested.rows)}) == 60
+    assert halves(settings | {"seed": 4})[1].rows != tested.rows
+    model = load_model(stories)
+    top, bottom = (part_of(name, trained, model) for name in ("top", "bottom"))
+    assert {*top.rows, *bottom.rows} == set(trained.rows)
+    assert max(read_choices(model, top).loss) <= min(read_choices(model, bottom).loss)
+    assert part_of("whole", trained, model).rows == trained.rows
+
+
+def test_cells_run_and_become_panels_and_claims_that_do_not_count(sources: Sources, stories: Path) -> None:
+    cells = TABLE.cells("tiny", range(2), sources)
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * (1 + len(PARTS))
+    values = {
+        cell.settings["split"]: json.loads(json.dumps(TABLE.run(cell.settings)))
+        for cell in cells
+        if cell.settings["seed"] == 0
+    }
+    assert values["whole"]["trained on"] > values["top"]["trained on"] == values["bottom"]["trained on"]
+    assert {len(values[part]["right"]) for part in PARTS} == {10}
+    settings = next(cell.settings for cell in cells if cell.settings["split"] == BASE)
+    trained, tested = halves(settings)
+    letters = [row.answer for row in trained.rows if isinstance(row, Choice)]
+    usual = max(range(3), key=letters.count)
+    assert values[BASE]["constant letter"]["right"] == [
+        int(row.answer == usual) for row in tested.rows if isinstance(row, Choice)
+    ]
+    results = [CellResult(cell.settings, values[cell.settings["split"]]) for cell in cells]
+    (panel,) = TABLE.panels(results)
+    assert panel.series[0].x == ("zero-shot", "constant letter", "FT-top", "FT-bottom", "FT-whole")
+    assert not any(claim.scored for claim in TABLE.claims(results))
+
+
+def hand_made(scale: str = "paper", parameters: int = 7_000_000_000) -> list[CellResult]:
+    rates = {"top": 4, "bottom": 1, "whole": 3}
+    parts: dict[str, dict[str, Any]] = {
+        name: {"right": [1] * count + [0] * (5 - count), LOSS: 1.0} for name, count in rates.items()
+    }
+    no = {"right": [0] * 5}
+    base = {"zero-shot": no, "constant letter": no, "parameters": parameters, "chat": False}
+    return [
+        CellResult({"split": name, "seed": seed, "model": "a/m", "scale": scale}, values)
+        for seed in (0, 1)
+        for name, values in {BASE: base, **parts}.items()
+    ]
+
+
+def test_claims_are_the_hand_worked_differences_in_the_papers_setting() -> None:
+    claims = TABLE.claims(hand_made())
+    assert [claim.values for claim in claims] == [pytest.approx((x, x)) for x in (0.6, 0.4, 0.2)]
+    assert all(claim.scored and claim.place == "Table 3" for claim in claims)
+    for other in (hand_made("small"), hand_made(parameters=135_000_000)):
+        assert not any(claim.scored for claim in TABLE.claims(other))
