@@ -104,7 +104,7 @@ def rise_and_fall(columns: Mapping[int, Sequence[float]]) -> tuple[tuple[float, 
 def _setting(results: Sequence[CellResult]) -> tuple[Condition, ...]:
     return (
         model_condition(results, "a base model of 7 billion parameters", *PARAMETERS),
-        grid_condition(results, "LoRA of rank 128, up to 2 epochs of Alpaca"),
+        grid_condition(results, "LoRA of rank 128, up to 2 epochs of the instructions"),
     )
 
 
