@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any, NoReturn
 
 from typer.core import TyperGroup
@@ -34,7 +34,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> object:
         """Run the command that was named."""
         try:
-            with _usage_errors(ctx):
+            with _usage_errors(ctx), _first_process_prints():
                 return super().invoke(ctx)
         except AttnBalanceError as error:
             _fail(ctx, self._with_flags(ctx, str(error)))
@@ -73,6 +73,16 @@ def _usage_errors(ctx: Any) -> Iterator[None]:
         if ctx.meta[WANTED]:
             print_json({"error": error.format_message()})
         raise
+
+
+@contextmanager
+def _first_process_prints() -> Iterator[None]:
+    """Of several processes that `accelerate launch` starts, the first one alone writes to standard output."""
+    if os.environ.get("RANK", "0") == "0":
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 def _trouble(error: BaseException) -> str | None:

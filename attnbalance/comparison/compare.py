@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.measure import chosen_readings, measure_all
+from attnbalance.comparison.known_readings import chosen_readings
+from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.page import write_report
 from attnbalance.comparison.sentences import headline
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
@@ -15,6 +16,7 @@ from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import as_folder, replacing, write_json, write_json_lines
+from attnbalance.files.processes import by_main_process
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.report.figures import draw_curves, save
 from attnbalance.report.readings_table import write_readings
@@ -36,8 +38,9 @@ def compare(
     """Measure models on questions about facts and write the folder `out`; returns the report's first sentence.
 
     A folder that is finished with the same settings, facts, weights, readings and version is left as it is. An
-    interrupted run is resumed at the model that it had not yet measured. Raises `AttnBalanceError` for facts, models
-    and folders that cannot be used.
+    interrupted run is resumed at the prompts that it had not yet measured. Processes that `accelerate launch` started
+    all call this: they share the work, and wait for each other. Raises `AttnBalanceError` for facts, models and folders
+    that cannot be used.
 
     specs: the models; the report is about the difference of the first two.
     facts: what to ask about.
@@ -58,14 +61,18 @@ def compare(
     results = ResultFolder(out, KIND, config, command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs, settings, skip_bad)
-        with results.working() as work:
+        with results.working_together() as work:
             measured = measure_all(specs, prompts, settings, work, progress=progress, readings=titles)
             pair = (specs[0].label, specs[1].label) if len(specs) > 1 else None
             dropped = {**facts.dropped, **dropped}
             comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
             refuse_changed(results.config, specs, settings)
-            with results.writing(work, answer=headline(comparison), dropped=dropped) as folder:
-                write_results(comparison, folder, title="Attention to the subject", command=command)
+
+            def write() -> None:
+                with results.writing(work, answer=headline(comparison), dropped=dropped) as folder:
+                    write_results(comparison, folder, title="Attention to the subject", command=command)
+
+            by_main_process(write)
     return results.close()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.measure import reading_words
+from attnbalance.comparison.known_readings import reading_words
 from attnbalance.errors import DataError
 from attnbalance.readings.recall import Recall
 from attnbalance.report.figures import draw_points, layer_axis, legend, make_axes, short_label

@@ -9,7 +9,7 @@ from pathlib import Path
 from attnbalance.comparison import sentences as sentence
 from attnbalance.comparison.comparison import Comparison, ExampleRow, Measured
 from attnbalance.comparison.figures import draw_accuracy, draw_difference
-from attnbalance.comparison.measure import READINGS, reading_words
+from attnbalance.comparison.known_readings import READINGS, reading_words
 from attnbalance.data.scoring import SCORINGS
 from attnbalance.files.outputs import provenance, write_text
 from attnbalance.readings.reading import Reading

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbalance.comparison.comparison import Comparison, Measured
-from attnbalance.comparison.measure import reading_words
+from attnbalance.comparison.known_readings import reading_words
 from attnbalance.readings.curves import Curve
 from attnbalance.report.wording import (
     FEW,

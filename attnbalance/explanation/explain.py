@@ -8,7 +8,8 @@ from pathlib import Path
 
 from attnbalance.comparison.compare import write_curves, write_numbers
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.measure import chosen_readings, measure_all
+from attnbalance.comparison.known_readings import chosen_readings
+from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet

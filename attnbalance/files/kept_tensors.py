@@ -28,7 +28,7 @@ def keep(folder: Path, key: str, about: Mapping[str, object], tensors: Mapping[s
 
 def kept(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
     """What was kept under this key, or None. A damaged folder is set aside with a warning."""
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
     if not folder.is_dir():
         return None
@@ -36,4 +36,6 @@ def kept(folder: Path, key: str) -> tuple[dict[str, Any], dict[str, Tensor]] | N
         set_aside([folder], reason)
         return None
     about = read_json(folder / ABOUT)
-    return (about, load_file(folder / TENSORS)) if about.get("key") == key else None
+    if about.get("key") != key:
+        return None
+    return about, load((folder / TENSORS).read_bytes())  # not mapped: the file may change while they are used

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from attnbalance.errors import OutputError
 from attnbalance.files.outputs import MARKER, provenance, read_json, write_json
+from attnbalance.files.processes import held_together
 from attnbalance.files.seals import check_files, hash_files
-from attnbalance.files.work import HOLDER, LOCK, close_work, finishing, in_place, is_finished, locked, working
+from attnbalance.files.work import HOLDER, LOCK, close_work, finishing, in_place, is_finished, locked, work_of, working
 
 OURS = (MARKER, LOCK, HOLDER)
 """Files in a folder that are no results."""
@@ -63,6 +64,12 @@ class ResultFolder:
                 f"{self.path}, or name a new folder, and run the command again"
             )
         with working(self.path, self.kind, self.config) as work:
+            yield work
+
+    @contextmanager
+    def working_together(self) -> Iterator[Path]:
+        """The folder of `working` for all processes that `accelerate launch` started; the main one holds it."""
+        with held_together(self.working, work_of(self.path)) as work:
             yield work
 
     @contextmanager

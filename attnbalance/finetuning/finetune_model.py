@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import as_template
 from attnbalance.files.outputs import MARKER, provenance, write_json, write_json_lines, write_saved, write_text
+from attnbalance.files.processes import on_main_process_first
 from attnbalance.files.seals import CHECKPOINT, hash_files
 from attnbalance.files.work import finishing, is_finished
 from attnbalance.finetuning.adapters import add_adapters, add_lora, peft_config, under_adapters
@@ -23,7 +24,7 @@ from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, writ
 from attnbalance.finetuning.curriculum import order
 from attnbalance.finetuning.evaluation import SHORTCUT
 from attnbalance.finetuning.examples import REPLAYED, Example, first_difference, make_examples
-from attnbalance.finetuning.loop import TrainingData, on_main_process_first, train, training_in
+from attnbalance.finetuning.loop import TrainingData, train, training_in
 from attnbalance.finetuning.model_card import CARD, model_card
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, parse_parts, select_weights, train_only

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from accelerate import PartialState
 from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
@@ -20,6 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from attnbalance.errors import AttnBalanceError, DataError, DivergenceError, OutputError
 from attnbalance.files.outputs import writing
+from attnbalance.files.processes import held_together
 from attnbalance.files.work import work_of, working
 from attnbalance.finetuning.callbacks import LogBaseObjective, MarkComplete, ProgressBar, StopEarly
 from attnbalance.finetuning.checkpoints import checkpoints, drop_incomplete, set_damaged_aside
@@ -30,8 +30,6 @@ from attnbalance.finetuning.parameters import FrozenWeights
 from attnbalance.finetuning.schedule import Schedule
 from attnbalance.finetuning.trainer import ObjectiveTrainer
 from attnbalance.finetuning.training_log import stops, validation_losses
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -105,32 +103,19 @@ def train(
 @contextmanager
 def training_in(out: Path, kind: str, config: Mapping[str, Any]) -> Iterator[Path]:
     """The work folder of a training, without incomplete checkpoints; the main process holds it (see `working`)."""
-    with ExitStack() as held:
+    with held_together(lambda: _complete_checkpoints(out, kind, config), work_of(out)) as work:
+        yield work
 
-        def opened() -> Path:
-            if not _processes().is_main_process:
-                return work_of(out)
-            return set_damaged_aside(drop_incomplete(held.enter_context(working(out, kind, config))))
 
-        work = on_main_process_first(opened)
+@contextmanager
+def _complete_checkpoints(out: Path, kind: str, config: Mapping[str, Any]) -> Iterator[Path]:
+    with working(out, kind, config) as work:
+        set_damaged_aside(drop_incomplete(work))
         try:
             yield work
         except AttnBalanceError:
-            if _processes().is_main_process:
-                drop_incomplete(work)
+            drop_incomplete(work)
             raise
-        on_main_process_first(held.close)  # the others do not look at the folder while it is removed
-
-
-def on_main_process_first(action: Callable[[], Result]) -> Result:
-    """Returns what `action` returns; under `accelerate launch` the other processes wait until the main one is done."""
-    with _processes().main_process_first():
-        return action()
-
-
-def _processes() -> PartialState:
-    """The processes of this training; accelerate finds those of a machine without an accelerator only if told of it."""
-    return PartialState(cpu=not torch.accelerator.is_available())
 
 
 def _arguments(work: Path, schedule: Schedule, validates: bool, bars: bool) -> TrainingArguments:

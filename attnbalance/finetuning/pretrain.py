@@ -12,6 +12,7 @@ from attnbalance.data.prompts import make_prompts
 from attnbalance.data.statements import World
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import MARKER, as_folder, provenance, write_saved
+from attnbalance.files.processes import on_main_process_first
 from attnbalance.files.seals import check_files, hash_files
 from attnbalance.files.work import close_work, finishing, is_finished
 from attnbalance.finetuning.checkpoints import copy_for_users, written
@@ -114,7 +115,7 @@ def _pretrain(
 ) -> None:
     from transformers import set_seed
 
-    from attnbalance.finetuning.loop import TrainingData, on_main_process_first, train, training_in
+    from attnbalance.finetuning.loop import TrainingData, train, training_in
     from attnbalance.finetuning.schedule import Schedule
 
     every = max(1, -(-recipe.steps // 6))

@@ -12,7 +12,7 @@ from attnbalance.data.instructions import InstructionSet
 from attnbalance.data.sources.choices import choice_files, load_choices
 from attnbalance.data.sources.conflicts import load_conflicts
 from attnbalance.data.sources.instructions import load_instructions
-from attnbalance.data.sources.load_facts import SOURCES, load_facts
+from attnbalance.data.sources.load_facts import SOURCES, SWAPPED, load_facts
 from attnbalance.errors import DataError, ModelError
 from attnbalance.files.seals import hash_file
 
@@ -55,9 +55,8 @@ class Sources:
         return {name: str(path)} | ({f"{name}_file": hash_file(path)} if path.is_file() else {})
 
     def of_facts(self) -> dict[str, Any]:
-        """The settings by which a cell loads the facts, with the hash of a local file."""
-        table = _table(self.facts)
-        return {"facts": self.facts} | ({"facts_file": hash_file(table)} if table.is_file() else {})
+        """The settings by which a cell loads the facts, with the hash of a local file, or of each in a local folder."""
+        return {"facts": self.facts} | _hash_of_facts(self.facts)
 
     def of_choices(self) -> dict[str, Any]:
         """The settings by which a cell loads the multiple-choice questions, with the hashes of their files."""
@@ -75,9 +74,10 @@ class Sources:
 
 def facts_of(settings: Mapping[str, Any], relations: Collection[str] | None = None) -> FactSet:
     """The facts of a cell; raises `DataError` if their file changed since the cells were listed."""
-    table = _table(settings["facts"])
-    if "facts_file" in settings and not (table.is_file() and hash_file(table) == settings["facts_file"]):
-        raise DataError(f"{table} was changed or moved since the cells were listed; run the same command again")
+    recorded = {name: settings[name] for name in ("facts_file", "facts_files") if name in settings}
+    if recorded and _hash_of_facts(settings["facts"]) != recorded:
+        path = _facts_path(settings["facts"])
+        raise DataError(f"{path} was changed or moved since the cells were listed; run the same command again")
     return load_facts(settings["facts"], relations)
 
 
@@ -124,7 +124,16 @@ def model_of(settings: Mapping[str, Any]) -> str:
     return settings["model"]
 
 
-def _table(facts: str) -> Path:
-    """The file of a source of facts."""
-    name, _, path = facts.partition(":")
-    return Path(path if name in SOURCES else facts)
+def _hash_of_facts(facts: str) -> dict[str, Any]:
+    """The hash of the file, or of each file in the folder, that a source of facts names; nothing for the Hub's."""
+    path = _facts_path(facts)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file())
+        return {"facts_files": {str(file.relative_to(path)): hash_file(file) for file in files}}
+    return {"facts_file": hash_file(path)} if path.is_file() else {}
+
+
+def _facts_path(facts: str) -> Path:
+    """The path that a source of facts ends with, behind the names of sources."""
+    name, colon, rest = facts.partition(":")
+    return _facts_path(rest) if colon and name in (SWAPPED, *SOURCES) else Path(facts)

@@ -7,11 +7,13 @@ from pathlib import Path
 
 from attnbalance.comparison.compare import write_numbers
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.comparison.measure import chosen_readings, measure_all
+from attnbalance.comparison.known_readings import chosen_readings
+from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
 from attnbalance.files.outputs import as_folder, replacing, write_json
+from attnbalance.files.processes import by_main_process
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load_checkpoints import load_checkpoints
@@ -40,8 +42,9 @@ def compare_checkpoints(
 ) -> str:
     """Measure the checkpoints of a run on questions about facts and write the folder `out`; returns the answer.
 
-    One model is loaded (see `load_checkpoints`); each checkpoint is saved once it is measured. A folder that is
-    finished with the same settings, facts and weights is left as it is, an interrupted run is resumed. Raises
+    One model is loaded (see `load_checkpoints`); what is measured is saved every few batches. A folder that is finished
+    with the same settings, facts and weights is left as it is, an interrupted run is resumed. Processes that
+    `accelerate launch` started all call this, and share the work. Raises
     `AttnBalanceError` for facts, checkpoints and folders that cannot be used.
 
     where: the run's folder, or folders of checkpoints, or patterns such as "run/checkpoint-*" (see `find_checkpoints`).
@@ -62,14 +65,18 @@ def compare_checkpoints(
     results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad, titles), command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs[:1], settings, skip_bad)  # the others have its tokenizer
-        with results.working() as work:
+        with results.working_together() as work:
             measured = measure_all(specs, prompts, settings, work, progress=progress, load=_load, readings=titles)
             pair, dropped = (specs[-1].label, specs[0].label), {**facts.dropped, **dropped}
             comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
             trajectory = Trajectory(tuple(checkpoints), comparison)
             refuse_changed(results.config, specs, settings)
-            with results.writing(work, answer=headline(trajectory), dropped=dropped) as folder:
-                _write(trajectory, folder, command)
+
+            def write() -> None:
+                with results.writing(work, answer=headline(trajectory), dropped=dropped) as folder:
+                    _write(trajectory, folder, command)
+
+            by_main_process(write)
     return results.close()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnbalance.comparison.figures import draw_difference
-from attnbalance.comparison.measure import READINGS
+from attnbalance.comparison.known_readings import READINGS
 from attnbalance.comparison.page import making
 from attnbalance.comparison.sentences import difference_sentence
 from attnbalance.files.outputs import write_text

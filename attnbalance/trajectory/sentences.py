@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from attnbalance.comparison.measure import reading_words
+from attnbalance.comparison.known_readings import reading_words
 from attnbalance.report.wording import FEW, bounds, percent, points, questions, share
 from attnbalance.trajectory.trajectory import Trajectory
 

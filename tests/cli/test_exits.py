@@ -357,3 +357,15 @@ def test_a_warning_is_one_line_without_the_source_and_developers_warnings_are_le
     show_warning(UserWarning("the base completes 0%"), UserWarning, "loop.py", 104)
     show_warning(FutureWarning("renamed in v6"), FutureWarning, "utils.py", 1)
     assert capsys.readouterr().err == "warning: the base completes 0%\n"
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_several_processes_the_first_one_prints(
+    facts_file: Path, monkeypatch: pytest.MonkeyPatch, rank: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    code, text = run_command("facts", facts_file)
+    assert code == 0
+    assert ("facts of" in text) == (rank == "0")
+    code, text = run_command("facts", "absent.jsonl")
+    assert (code, "absent.jsonl" in text) == (2, True)  # an error is of the process that it ends

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from attnbalance.cli import GROUPS
 from attnbalance.cli.options import FurtherReadings, as_names, command_line, noting_reuse, say, show_progress
-from attnbalance.comparison.measure import READINGS, SUBJECT_ATTENTION
+from attnbalance.comparison.known_readings import READINGS, SUBJECT_ATTENTION
 from attnbalance.files.outputs import write_json
 
 

@@ -20,7 +20,8 @@ from attnbalance import (
     read_attention_by_part,
     read_value_weighted_attention,
 )
-from attnbalance.comparison.measure import READINGS, chosen_readings, measure_all, reading_words
+from attnbalance.comparison.known_readings import READINGS, chosen_readings
+from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import write_json
@@ -74,12 +75,6 @@ def test_another_way_of_asking_is_measured_anew(llama_folder: Path, tmp_path: Pa
     assert not torch.equal(first[0].reading().values, other[0].reading().values) or other[0].recall is None
 
 
-def test_the_maximum_of_the_mean_over_heads_is_said_in_words() -> None:
-    assert "the largest attention probability, averaged over heads" in READINGS["subject attention"].about(
-        "max-of-mean"
-    )
-
-
 def test_the_shortcuts_that_a_run_recorded_are_used(stories: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
@@ -126,22 +121,3 @@ def test_other_readings_are_measured_anew(llama_folder: Path, tmp_path: Path) ->
     (other,) = measure_all(specs, prompts, SETTINGS, tmp_path, readings=chosen_readings(["attention entropy"]))
     assert [reading.title for reading in first.readings] == ["subject attention"]
     assert [reading.title for reading in other.readings] == ["subject attention", "attention entropy"]
-
-
-def test_subject_attention_comes_first_and_once() -> None:
-    assert chosen_readings() == ("subject attention",)
-    assert chosen_readings(["rest share", "subject attention"]) == ("subject attention", "rest share")
-
-
-def test_an_unknown_reading_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(DataError, match=r"readings must be among subject attention, .*; got 'entropy'"):
-        chosen_readings(["entropy"])
-    with pytest.raises(DataError, match="must be a list of names, got the text 'rest share'"):
-        chosen_readings("rest share")
-
-
-@pytest.mark.parametrize("title", READINGS)
-def test_every_reading_has_words(title: str) -> None:
-    entry = READINGS[title]
-    assert entry.about("max").endswith(".")
-    assert reading_words(title) == (entry.verb, entry.complement)

@@ -47,11 +47,11 @@ def test_damaged_measurements_are_set_aside_with_one_message_and_made_again(
 ) -> None:
     specs, prompts = [ModelSpec("a", str(llama_folder))], make_prompts(GOOD)
     (first,) = measure_all(specs, prompts, SETTINGS, tmp_path / "work")
-    path = tmp_path / "work/measured-0" / name
+    path = tmp_path / "work/measured-0/part-0" / name
     old = path.read_bytes()
     path.write_bytes({"truncated": old[: len(old) // 2], "zeroed": bytes(len(old))}.get(damage, b"?" * len(old)))
-    with pytest.warns(UserWarning, match="set aside as damaged-measured-0"):
+    with pytest.warns(UserWarning, match="set aside as damaged-part-0"):
         (again,) = measure_all(specs, prompts, SETTINGS, tmp_path / "work")
     assert torch.equal(first.reading().values, again.reading().values)
     assert (first.recall, first.examples) == (again.recall, again.examples)
-    assert (tmp_path / "work/damaged-measured-0").is_dir()
+    assert (tmp_path / "work/measured-0/damaged-part-0").is_dir()

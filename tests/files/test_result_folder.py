@@ -179,3 +179,17 @@ def test_work_in_place_is_finished_only_once_it_is_marked(tmp_path: Path) -> Non
     assert list(read_json(results.path / MARKER)["files_sha256"]) == ["base"]
     assert results.is_finished()
     assert results.answer() == "42"
+
+
+def test_a_folder_that_processes_make_together_is_made_like_any_other(tmp_path: Path) -> None:
+    results = results_in(tmp_path)
+    with pytest.raises(KeyboardInterrupt), results.working_together() as work:
+        write_text(work / "measured", "1")
+        raise KeyboardInterrupt
+    with results.working_together() as work:
+        assert (work / "measured").read_text() == "1"  # an interrupt leaves what was done
+        assert work == work_of(results.path)
+        with results.writing(work, answer="42", dropped={}) as folder:
+            write_text(folder / "report.html", "")
+    assert results.close() == "42"
+    assert os.listdir(tmp_path) == ["out"]

@@ -26,6 +26,27 @@ def test_a_local_file_of_facts_is_recorded_and_refused_once_it_changed(tmp_path:
     assert Sources("popqa").of_facts() == {"facts": "popqa"}
 
 
+def test_a_folder_of_facts_and_facts_behind_a_name_are_recorded_too(tmp_path: Path) -> None:
+    folder = tmp_path / "relations"
+    folder.mkdir()
+    for name, question in (("P17", "Which country is Oslo located in?"), ("P36", "What is the capital of Norway?")):
+        rows = [{"question": question, "answers": ["It"]}]
+        (folder / f"{name}.dev.json").write_text(json.dumps(rows))
+    settings = Sources(f"entityquestions:{folder}").of_facts()
+    before = len(facts_of(settings))
+    path = folder / "P36.dev.json"
+    path.write_text(path.read_text().replace("It", "They"))
+    assert Sources(f"entityquestions:{folder}").of_facts() != settings
+    with pytest.raises(DataError, match="relations was changed or moved since the cells were listed"):
+        facts_of(settings)
+    path.write_text(path.read_text().replace("They", "It"))
+    assert len(facts_of(settings)) == before
+    own = tmp_path / "facts.jsonl"
+    own.write_text("{}")
+    hashes = [Sources(f"{prefix}{own}").of_facts()["facts_file"] for prefix in ("", "swapped:", "lre:", "swapped:lre:")]
+    assert len(set(hashes)) == 1
+
+
 def test_a_model_is_recorded_with_its_files_and_refused_once_they_changed(llama_folder: Path) -> None:
     settings = Sources(model=str(llama_folder)).of_model()
     assert model_of(settings) == str(llama_folder)

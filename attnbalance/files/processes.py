@@ -1,0 +1,46 @@
+"""Processes that `accelerate launch` starts: they share the work on one folder, which the first of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+Result = TypeVar("Result")
+
+
+def processes() -> PartialState:
+    """The processes of this launch; accelerate finds those of a machine without an accelerator only if told of it."""
+    import torch
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.accelerator.is_available())
+
+
+def on_main_process_first(action: Callable[[], Result]) -> Result:
+    """Returns what `action` returns; the other processes wait until the main one is done with it."""
+    with processes().main_process_first():
+        return action()
+
+
+def by_main_process(action: Callable[[], None]) -> None:
+    """The main process does this; the others wait until it is done."""
+    on_main_process_first(lambda: action() if processes().is_main_process else None)
+
+
+@contextmanager
+def held_together(hold: Callable[[], AbstractContextManager[Path]], folder: Path) -> Iterator[Path]:
+    """The folder, for all processes, while the main one holds it: it comes first and leaves when all are done.
+
+    hold: what the main process holds the folder by, such as `work.working`; it gives the folder.
+    folder: the same folder, for the others.
+    """
+    with ExitStack() as held:
+        work = on_main_process_first(lambda: held.enter_context(hold()) if processes().is_main_process else folder)
+        yield work
+        processes().wait_for_everyone()
+        by_main_process(held.close)  # the others do not look at the folder while it is removed
