@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, ParamSpec, TypeVar
 
 from attnbalance.errors import ArgumentError
@@ -18,7 +18,8 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
     """Makes a function raise `ArgumentError` for an argument that is not an instance of its kind.
 
     A kind is a type, a list of one type or of a tuple of types (a collection of their instances), a dict of one type
-    and one kind (a mapping), or a tuple of kinds of which any will do. A text is no collection of texts.
+    and one kind (a mapping), or a tuple of kinds of which any will do. A text is no collection of texts. An iterator is
+    one only where the parameter's annotation is an `Iterable`: elsewhere it may be gone through twice.
 
     >>> @expects(count=int)
     ... def double(count):
@@ -30,6 +31,7 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         signature = inspect.signature(function)
+        once = {name for name, parameter in signature.parameters.items() if "Iterable" in str(parameter.annotation)}
         *_, outer, own = ("", *function.__qualname__.split("."))
         called = outer if own == "__init__" else own
 
@@ -37,7 +39,8 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
         def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             given = signature.bind(*args, **kwargs).arguments
             for name, kind in kinds.items():
-                if name in given and not fits(given[name], kind):
+                used_up = name in given and name not in once and isinstance(given[name], Iterator)
+                if name in given and (used_up or not fits(given[name], kind)):
                     got = f"{given[name]!r:.100} ({type(given[name]).__name__})"
                     raise ArgumentError(
                         f"{called}: {name} must be {words_of(kind)}, got {got}{_advice(given[name], kind)}"
@@ -76,7 +79,9 @@ def words_of(kind: Kind) -> str:
 
 
 def _advice(value: Any, kind: Kind) -> str:
-    """What to write for a single item that was given where a collection is expected."""
+    """What to write for a single item, or an iterator, that was given where a collection is expected."""
+    if isinstance(value, Iterator):
+        return "; make a list of it"
     if isinstance(kind, tuple):
         return next(filter(None, (_advice(value, option) for option in kind)), "")
     if isinstance(kind, dict):

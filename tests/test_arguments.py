@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import NoneType
 
 import numpy as np
@@ -48,10 +48,18 @@ def test_arguments_of_the_right_kind_pass_however_they_are_given() -> None:
     forms = {"country": ("USA", "US"), "sport": ["golf"]}
     assert taking(1, forms=forms) == (forms,)
     assert taking(1, forms={}) == ({},)
-    letters = iter("ab")
-    assert list(taking(1, parts=letters)[2]) == ["a", "b"]  # pyright: ignore[reportArgumentType, reportCallIssue]
     assert taking.__name__ == "taking"
     assert taking.__doc__ == "What it was given."
+
+
+def test_an_iterator_is_taken_only_where_it_is_gone_through_once() -> None:
+    @expects(parts=[str])
+    def joining(parts: Iterable[str]) -> str:
+        return "".join(parts)
+
+    assert joining(iter("ab")) == "ab"
+    with pytest.raises(ArgumentError, match=r"taking: parts must be a collection of str, got .*; make a list of it"):
+        taking(1, parts=iter("ab"))
 
 
 @pytest.mark.parametrize(

@@ -82,17 +82,17 @@ def _about(ctx: Any) -> dict[str, object]:
         "version": version("attnbalance"),
         "out": None if folder is None else str(folder),
         "files": [name for name in files if name not in (LOCK, HOLDER)],
-        "results": ctx.meta.get(NUMBERS) or _results(folder, (MARKER, *_files_of(ctx.info_name))),
+        "results": ctx.meta.get(NUMBERS) or _results(folder, (MARKER, *_files_of(ctx))),
     }
 
 
-def _files_of(command: str) -> Sequence[str]:
+def _files_of(ctx: Any) -> Sequence[str]:
     """The files of results of a command, beside attnbalance.json."""
-    if command == "reproduce":
+    if ctx.info_name == "reproduce":
         from attnbalance.papers.reproduce import figures
 
-        return [f"{name}.json" for name in figures()]
-    return RESULTS.get(command, ())
+        return [f"{name}.json" for name in figures() if {name, "all"} & {*ctx.params["names"]}]
+    return RESULTS.get(ctx.info_name, ())
 
 
 def _results(folder: Path | None, names: Sequence[str]) -> dict[str, object]:

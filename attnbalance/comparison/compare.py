@@ -9,6 +9,7 @@ from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.known_readings import chosen_readings
 from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.page import write_report
+from attnbalance.comparison.seen_in_training import seen_in_training
 from attnbalance.comparison.sentences import headline
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
 from attnbalance.comparison.tables import curves_json, recall_json
@@ -65,7 +66,8 @@ def compare(
             measured = measure_all(specs, prompts, settings, work, progress=progress, readings=titles)
             pair = (specs[0].label, specs[1].label) if len(specs) > 1 else None
             dropped = {**facts.dropped, **dropped}
-            comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
+            caveat = seen_in_training(specs, prompts)
+            comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
             refuse_changed(results.config, specs, settings)
 
             def write() -> None:

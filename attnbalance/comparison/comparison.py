@@ -65,7 +65,7 @@ class Comparison:
     pair: the two labels whose difference the report is about, if any.
     dropped: number of facts that were not used, by reason.
     seed: of the intervals.
-    caveat: what the headline adds, such as that this is one seed of a small world.
+    caveat: what the headline adds, such as that a model was finetuned on some of what is asked.
     """
 
     measured: tuple[Measured, ...]

@@ -64,7 +64,9 @@ def draw_accuracy(comparison: Comparison) -> Figure:
             if popular:
                 percents, tops = zip(*recall.by_top_percentile(), strict=True)
                 draw_points(axes[1], np.array(percents) + 3 * shift, tops, index, label, line="-")
-        axes[0].set(ylabel="share of questions answered right (%)", xlabel="fifth of the questions, by popularity")
+        axes[0].set(
+            ylabel="share of questions answered right (%)", xlabel="fifth of the questions, by popularity" * popular
+        )
         axes[0].set_xticks(*_fifths(known[0][2]))
         if popular:
             axes[1].set(xlabel="the x% most popular questions", xticks=range(20, 101, 20))

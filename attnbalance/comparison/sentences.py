@@ -152,7 +152,8 @@ def _accuracy_clause(comparison: Comparison, a: str, b: str) -> _Clause:
         text = f"{a} and {b} answer {both} of {group} right (n = {change.n:,}, {FEW}: no interval)"
         return _Clause("unknown", text, b, a)
     if not any(rates.values()):
-        return _Clause("level", f"neither {a} nor {b} answers any of {group} right (n = {change.n:,})", b, a)
+        any_of = "any of the most popular fifth of questions" if popular else "any question"
+        return _Clause("level", f"neither {a} nor {b} answers {any_of} right (n = {change.n:,})", b, a)
     if not paired.differs:
         text = f"{a} and {b} do not differ measurably in accuracy on {group} ({both}, "
         return _Clause("level", f"{text}difference {points(change)}, {test}", b, a)

@@ -217,11 +217,16 @@ def _with_width(offsets: list[CharSpan], special: list[int], size: int) -> list[
 
 
 def _shown(text: str, ids: list[int], offsets: list[CharSpan], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """The characters of each token, with the space before it, which some tokenizers leave out of their offsets."""
+    """The characters of each token, with the space before it, which some tokenizers leave out of their offsets.
+
+    A token of a space alone is shown as one, whatever its offsets claim: "▁" may claim the next token's characters.
+    """
     shown, last = [], 0
     for token, (start, end) in zip(ids, offsets, strict=True):
         begin = last if text[last:start].isspace() else start
-        shown.append(text[begin:end] or str(tokenizer.decode([token])))
+        decoded = str(tokenizer.decode([token]))
+        claimed = not decoded.strip() and bool(text[begin:end].strip())
+        shown.append(" " if claimed else text[begin:end] or decoded)
         last = max(last, end)
     return tuple(shown)
 

@@ -32,7 +32,10 @@ def draw_causes(explanation: Explanation) -> Figure:
             changes = [change.causes[cause] for change in groups.values()]
             draw_bars(ax, np.arange(len(groups)) + 0.26 * (index - 1), changes, index, label)
         ax.set_xticks(range(len(groups)), [name.replace(" ", "\n") for name in groups])
-        ax.set(ylabel="mean change of the margin (nats)", xlabel="questions; fifth 1 is the most popular")
+        ax.set(
+            ylabel="mean change of the margin (nats)",
+            xlabel="questions" + "; fifth 1 is the most popular" * ("fifth 1" in groups),
+        )
         ax.grid(axis="x", visible=False)
         legend(figure, ax.containers[1::2])
     return figure
@@ -50,7 +53,8 @@ def draw_steering(explanation: Explanation) -> Figure:
                 x = np.log2(alphas)
                 draw_points(ax, x + 0.12 * (index - 0.5), [rates[alpha] for alpha in alphas], index, name, line="-")
                 ax.set_xticks(x, [f"{alpha:g}" for alpha in alphas])
-            ax.set(title=short_label(label), xlabel="factor on attention", ylim=(0, None))
+            ax.set(title=short_label(label), xlabel="factor on attention")
+        axes[0].set_ylim(0, None)  # of both, which share it: set before the second is drawn, it would cut that off
         axes[0].set_ylabel("share of questions answered right (%)")
         legend(figure, axes[0].containers)
     return figure

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbalance.arguments import expects
-from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError
+from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError, OutputError
 from attnbalance.files.outputs import as_folder
 from attnbalance.files.work import in_place, locked
 from attnbalance.files.worker import parse_worker
@@ -129,14 +129,23 @@ def reproduce(
 
 
 def _sources(out: Path, given: Mapping[str, str | None]) -> Sources:
-    """The sources that are named, else those of the folder's cells."""
+    """The sources that are named, else those of the folder's cells; one folder has one of each.
+
+    Raises `OutputError` for another than the cells were run with.
+    """
     saved: dict[str, Any] = {}
     if empty := [name for name, value in given.items() if value == ""]:
         raise DataError(f"`{empty[0]}` must name something, got an empty text; leave it out for its default")
-    if None in given.values():
-        for path in sorted((out / "cells").glob("*.json")):
-            saved |= {name: value for name, value in read_cell(path)["settings"].items() if name in given and value}
-    return Sources(**saved | {name: value for name, value in given.items() if value})
+    for path in sorted((out / "cells").glob("*.json")):
+        own = {name: value for name, value in read_cell(path)["settings"].items() if name in given and value}
+        for name in own:
+            if given[name] is not None and Path(str(given[name])) != Path(own[name]):
+                raise OutputError(
+                    f"the cells of {out} were run with `{name}` {own[name]}, got {given[name]}; leave it out, or "
+                    "name a new folder"
+                )
+        saved |= own
+    return Sources(**{name: value for name, value in given.items() if value} | saved)  # spelled as in the cells
 
 
 def usual_workers() -> int:

@@ -92,6 +92,17 @@ def test_each_cell_runs_once_and_figures_share_what_they_have_in_common(tmp_path
     assert sorted(RUNS) == ["0-3", "1-3"]  # a seed more is that seed's work
 
 
+def test_a_folder_is_of_one_set_of_sources(tmp_path: Path) -> None:
+    reproduce(["real"], tmp_path / "out", seeds=2, facts="mine")
+    with pytest.raises(
+        OutputError, match=r"out were run with `facts` mine, got other; leave it out, or name a new folder"
+    ):
+        reproduce(["first"], tmp_path / "out", seeds=2, facts="other")
+    reproduce(["first"], tmp_path / "out", seeds=2, facts="./mine")
+    assert "<h2" in (page := (tmp_path / "out" / "report.html").read_text())
+    assert page.count('id="real"') == page.count('id="first"')
+
+
 def test_workers_take_every_nth_cell_and_the_last_one_writes_the_figures(tmp_path: Path) -> None:
     whole = reproduce(["second"], tmp_path / "whole", seeds=3)
     RUNS.clear()

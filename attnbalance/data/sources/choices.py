@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -20,7 +21,8 @@ def choice_files(path: str | Path) -> list[Path]:
     Raises `DataError` where there is none.
     """
     path = Path(path)
-    files = sorted(path.rglob("*.csv")) if path.is_dir() else [path] if path.is_file() else []
+    within = (Path(folder) / name for folder, _, names in os.walk(path, followlinks=True) for name in names)
+    files = [path] if path.is_file() else sorted(file for file in within if file.suffix.lower() == ".csv")
     if not files:
         raise DataError(f"no questions at {path}: name a .csv file of MMLU's form, or a folder that holds some")
     return files
@@ -30,9 +32,10 @@ def load_choices(path: str | Path) -> InstructionSet:
     """The questions of .csv files as MMLU has them: without a header, each row a question, its choices and a letter.
 
     A file's name is the topic: `prehistory_test.csv` holds questions about prehistory. A question that was read before
-    is dropped and counted. Raises `DataError`, naming file and line, for rows that are no question with choices.
+    is dropped and counted, and one that comes with two letters is dropped whole. Raises `DataError`, naming file and
+    line, for rows that are no question with choices.
     """
-    rows, dropped = dict[str, Choice](), Counter[str]()
+    rows, dropped, contradicted = dict[str, Choice](), Counter[str](), set[str]()
     for file in choice_files(path):
         topic = PARTS.sub("", file.stem).replace("_", " ")
         for line, cells in read_cells(file):
@@ -43,10 +46,14 @@ def load_choices(path: str | Path) -> InstructionSet:
                 raise DataError(
                     f"{file}, line {line}: {error}; expected a question, 2 to {len(LETTERS)} choices and a letter"
                 ) from error
-            if row.prompt in rows:
+            first = rows.setdefault(row.prompt, row)
+            if first.answer != row.answer:
+                contradicted.add(row.prompt)
+            elif first is not row:
                 dropped["a question that was read before"] += 1
-            else:
-                rows[row.prompt] = row
+    if contradicted:
+        dropped["a question that comes with two letters"] = len(contradicted)
+        rows = {prompt: row for prompt, row in rows.items() if prompt not in contradicted}
     if not rows:
         raise DataError(f"{path} holds no questions")
     return InstructionSet(tuple(rows.values()), str(path), dict(dropped))

@@ -35,6 +35,21 @@ def test_a_folder_is_read_with_its_subfolders_and_repeated_questions_are_counted
     assert questions.dropped == {"a question that was read before": 1}
 
 
+def test_a_question_with_two_letters_is_dropped_whole_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("Which?,iron,stone,B\nWho?,he,she,A\nWhich?,iron,stone,A\nWhich?,iron,stone,B\n")
+    questions = load_choices(tmp_path)
+    assert [row.instruction for row in questions.rows] == ["Who?"]
+    assert questions.dropped["a question that comes with two letters"] == 1
+
+
+def test_linked_folders_and_endings_in_capitals_are_read(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.CSV").write_text("Which?,iron,stone,B\n")
+    (tmp_path / "mmlu").mkdir()
+    (tmp_path / "mmlu" / "link").symlink_to(tmp_path / "elsewhere")
+    assert [row.instruction for row in load_choices(tmp_path / "mmlu").rows] == ["Which?"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -1,0 +1,33 @@
+"""Which of the questions are about facts that a model was finetuned on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnbalance.comparison.specs import ModelSpec
+from attnbalance.data.facts import Fact
+from attnbalance.data.prompts import Prompt
+from attnbalance.data.sources.own_facts import load_own
+from attnbalance.finetuning.runs import FACTS, KIND
+from attnbalance.report.wording import listed
+
+
+def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> str:
+    """How many questions are about training facts of models that `finetune` made, in words; empty if none is.
+
+    A fact is a training fact if the file of them in the run's folder has its subject and relation.
+    """
+    asked = [_name(prompt.fact) for prompt in prompts]
+    counts = {spec.label: sum(map(_trained(spec).__contains__, asked)) for spec in specs}
+    seen = [f"{label} was finetuned on the facts of {n:,} of these {len(asked):,}" for label, n in counts.items() if n]
+    return listed(seen) if seen else ""
+
+
+def _trained(spec: ModelSpec) -> set[tuple[str, str]]:
+    path = Path(spec.adapter or spec.model) / FACTS["train"]
+    return set(map(_name, load_own(path))) if spec.run.get("kind") == KIND and path.is_file() else set()
+
+
+def _name(fact: Fact) -> tuple[str, str]:
+    return fact.composed_subject, fact.relation

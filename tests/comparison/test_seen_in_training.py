@@ -1,0 +1,35 @@
+"""Questions about facts that a model was finetuned on are counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tiny import FACTS
+
+from attnbalance import FactSet, make_prompts
+from attnbalance.comparison.seen_in_training import seen_in_training
+from attnbalance.comparison.specs import ModelSpec
+from attnbalance.data.facts import Fact
+
+
+def a_run(folder: Path, facts: tuple[Fact, ...], kind: str = "finetune") -> Path:
+    folder.mkdir()
+    (folder / "attnbalance.json").write_text(json.dumps({"kind": kind}))
+    (folder / "train.jsonl").write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in facts))
+    return folder
+
+
+def test_training_facts_among_the_questions_are_counted_by_model(tmp_path: Path) -> None:
+    other = Fact(FACTS[0].subject, "another relation", ("x",))
+    few, one = a_run(tmp_path / "few", (*FACTS[1:4], other)), a_run(tmp_path / "one", (FACTS[0],))
+    none, notes = a_run(tmp_path / "none", (other,)), a_run(tmp_path / "notes", FACTS, kind="mine")
+    specs = [ModelSpec("few", "base", str(few)), ModelSpec("none", str(none)), ModelSpec("notes", str(notes))]
+    prompts = make_prompts(FactSet(FACTS))
+    assert seen_in_training([ModelSpec("base", "base"), *specs], prompts) == (
+        "few was finetuned on the facts of 3 of these 9"
+    )
+    assert seen_in_training([*specs, ModelSpec("one", str(one))], prompts) == (
+        "few was finetuned on the facts of 3 of these 9 and one was finetuned on the facts of 1 of these 9"
+    )
+    assert seen_in_training(specs[1:], prompts) == ""
