@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn
 
 from typer.core import TyperGroup
@@ -34,7 +34,7 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> object:
         """Run the command that was named."""
         try:
-            with _usage_errors(ctx), _first_process_prints():
+            with _usage_errors(ctx):
                 return super().invoke(ctx)
         except AttnBalanceError as error:
             _fail(ctx, self._with_flags(ctx, str(error)))
@@ -71,18 +71,8 @@ def _usage_errors(ctx: Any) -> Iterator[None]:
         if isinstance(message := getattr(error, "message", None), str):
             error.message = shortened(message)  # pyright: ignore[reportAttributeAccessIssue]
         if ctx.meta[WANTED]:
-            print_json({"error": error.format_message()})
+            print_json({"error": error.format_message()}, ctx.invoked_subcommand)
         raise
-
-
-@contextmanager
-def _first_process_prints() -> Iterator[None]:
-    """Of several processes that `accelerate launch` starts, the first one alone writes to standard output."""
-    if os.environ.get("RANK", "0") == "0":
-        yield
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        yield
 
 
 def _trouble(error: BaseException) -> str | None:
@@ -101,5 +91,5 @@ def show_warning(message: Warning | str, category: type[Warning], *_: object) ->
 def _fail(ctx: Any, message: str) -> NoReturn:
     print(f"error: {shortened(message)}", file=sys.stderr)
     if ctx.meta[WANTED]:
-        print_json({"error": shortened(message)})
+        print_json({"error": shortened(message)}, ctx.invoked_subcommand)
     sys.exit(2)

@@ -37,20 +37,25 @@ RESULTS = {
 """The files of results in a command's folder, beside attnbalance.json; those of `reproduce` are its figures'."""
 
 
+SHARED = ("finetune", "instruct", "curve", "trajectory")
+"""The commands whose work is shared by the processes that `accelerate launch` starts."""
+
+
 class Command(TyperCommand):
     """A command that prints one JSON object about its results if `--json` stands before its name."""
 
     def invoke(self, ctx: Any) -> object:
         """Run the command."""
         if not ctx.meta[WANTED]:
-            return super().invoke(ctx)
+            with _first_process_prints(ctx.info_name):
+                return super().invoke(ctx)
         ending = None
         with _standard_output_as_error():
             try:
                 super().invoke(ctx)
             except Exit as exit_code:  # a command that has its results and found something wrong
                 ending = exit_code
-        print_json(_about(ctx))
+        print_json(_about(ctx), ctx.info_name)
         if ending is not None:
             raise ending
         return None
@@ -61,13 +66,15 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return OPTION in takewhile(lambda argument: argument.startswith("-"), arguments)
 
 
-def print_json(value: Mapping[str, object]) -> None:
-    """Print a JSON object on one line; numbers that are not finite are null.
-
-    Of several processes that `accelerate launch` starts, the first one prints.
-    """
-    if os.environ.get("RANK", "0") == "0":
+def print_json(value: Mapping[str, object], command: str | None) -> None:
+    """Print a JSON object about a command on one line, if this process prints; numbers that are not finite are null."""
+    if _prints(command):
         print(json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None)))
+
+
+def _prints(command: str | None) -> bool:
+    """Whether this process writes to standard output: of those that share a command's work, the first one does."""
+    return command not in SHARED or os.environ.get("RANK", "0") == "0"
 
 
 def _about(ctx: Any) -> dict[str, object]:
@@ -99,6 +106,16 @@ def _results(folder: Path | None, names: Sequence[str]) -> dict[str, object]:
     """What files of a folder hold, by their names without the ending; those that are not there are left out."""
     paths = sorted(folder / name for name in set(names)) if folder else []
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()}
+
+
+@contextmanager
+def _first_process_prints(command: str | None) -> Iterator[None]:
+    """Sends nowhere what a process that does not print (see `_prints`) writes to standard output."""
+    if _prints(command):
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 @contextmanager

@@ -18,8 +18,8 @@ MMLU = "The following are multiple choice questions (with answers) about {topic}
 class Choice(Instruction):
     r"""A question with some answers, one of which is right. What is learned is its letter, after a space.
 
-    Raises `DataError` for fewer than two answers, more than ten, an empty or repeated one, and an output that is not
-    the letter of one of them.
+    Raises `DataError` for fewer than two answers, more than ten, an empty or repeated one, an output that is not the
+    letter of one of them, and an input.
 
     choices: the answers, in the order of their letters.
     topic: what the questions are about, such as "prehistory".
@@ -35,6 +35,8 @@ class Choice(Instruction):
         """Refuse questions that cannot be asked or learned."""
         super().__post_init__()
         check_text("topic", self.topic)
+        if self.input:
+            raise DataError(f"a question with choices has no input, got {self.input!r:.40}; write it into the question")
         if not 2 <= len(self.choices) <= len(LETTERS):
             raise DataError(f"a question must have 2 to {len(LETTERS)} choices, got {len(self.choices)}")
         for choice in self.choices:
@@ -43,6 +45,11 @@ class Choice(Instruction):
             raise DataError(f"choices must differ, got {self.choices!r:.120}")
         if self.output not in self.outputs:
             raise DataError(f"the output must be a space and the letter of a choice, got {self.output!r:.40}")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that a model reads or writes in it."""
+        return *super().texts, self.topic, *self.choices
 
     @property
     def outputs(self) -> tuple[str, ...]:

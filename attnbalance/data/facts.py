@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from attnbalance.arguments import expects
 from attnbalance.errors import DataError
+from attnbalance.seeds import check_seed
 
 
 @dataclass(frozen=True)
@@ -202,7 +203,7 @@ class FactSet:
             raise DataError(f"limit must be at least 1, got {size}")
         if size >= len(self):
             return self
-        chosen = sorted(random.Random(seed).sample(range(len(self)), size))  # noqa: S311
+        chosen = sorted(random.Random(check_seed(seed)).sample(range(len(self)), size))  # noqa: S311
         return replace(self, facts=tuple(self.facts[i] for i in chosen))
 
     def most_frequent_answers(self) -> dict[str, tuple[str, ...]]:

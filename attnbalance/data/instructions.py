@@ -16,6 +16,7 @@ from attnbalance.data.facts import check_text
 from attnbalance.data.prompts import TEMPLATES
 from attnbalance.data.scoring import naming
 from attnbalance.errors import DataError
+from attnbalance.seeds import check_seed
 
 TokenPair = tuple[tuple[int, ...], tuple[int, ...]]
 """The tokens of a prompt and of what follows it."""
@@ -43,6 +44,11 @@ class Instruction:
         check_text("output", self.output)
         if self.input != "":
             check_text("input", self.input)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All that a model reads or writes in it."""
+        return self.instruction, self.input, self.output
 
     @property
     def prompt(self) -> str:
@@ -93,7 +99,7 @@ class InstructionSet:
         """
         if not names or not all(name.strip() for name in names):
             raise DataError(f"expected one or more names, none of them empty, got {list(names)!r:.80}")
-        named = naming(("\0".join((row.instruction, row.input, row.output)) for row in self.rows), names)
+        named = naming(("\0".join(row.texts) for row in self.rows), names)
         if not any(named):
             warnings.warn(f"no instruction names any of {len(names)} names (first: {names[0]!r:.80})", stacklevel=2)
         rows = [row for row, name in zip(self.rows, named, strict=True) if not name]
@@ -103,7 +109,7 @@ class InstructionSet:
         """At most `size` rows, drawn without replacement by the seed, in their old order."""
         if size < 1:
             raise DataError(f"the number of instructions must be at least 1, got {size}")
-        chosen = sorted(random.Random(seed).sample(range(len(self)), min(size, len(self))))  # noqa: S311
+        chosen = sorted(random.Random(check_seed(seed)).sample(range(len(self)), min(size, len(self))))  # noqa: S311
         return replace(self, rows=tuple(self.rows[i] for i in chosen))
 
     def bare(self) -> InstructionSet:

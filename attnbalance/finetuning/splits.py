@@ -12,6 +12,7 @@ from types import NoneType
 from attnbalance.arguments import expects
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.errors import DataError
+from attnbalance.seeds import check_seed
 
 SPLITS = ("top", "bottom", "random", "whole", "controlled-top", "controlled-bottom")
 TIED = 0.1
@@ -87,6 +88,7 @@ def split_facts(
         controlled_answers: For a controlled split, the relations and the answer of each to train on. None: the most
             frequent answers to `CONTROLLED_RELATIONS`.
     """
+    check_seed(seed)
     if name not in SPLITS:
         raise DataError(f"no split {name!r}; there are {', '.join(SPLITS)}")
     if not (0 <= heldout < 1 and 0 <= validation < 1 and 0 < share < 1):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from attnbalance.arguments import expects
+from attnbalance.errors import DataError
 from attnbalance.statistics.bootstrap import are_enough, check_table, cluster_ratios, effective_number
 from attnbalance.statistics.intervals import Interval
 
@@ -23,7 +24,7 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     (Dean and Pagano 2015, "Evaluating confidence interval methods for binomial proportions in clustered surveys"). If
     all values are equal, clusters are counted instead of prompts, with the normal quantile; this needs two clusters.
     Mixed values need clusters that `are_enough`; otherwise there is no interval (NaN). Raises `DataError` for no
-    prompts, and unless each has a cluster.
+    prompts, unless each has a cluster, and for other values than true and false (or 1 and 0).
 
     Departures, for clusters of unequal size: they count as their `effective_number`, and the design effect is at least
     1 + (prompts / that number - 1) * correlation within clusters (Kish's), since a variance over clusters is too small
@@ -38,6 +39,7 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     >>> print(f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]")
     0.75 [0.59, 0.86]
     """
+    _check(hits, (0, 1))
     n, table = len(hits), np.asarray(hits, dtype=float)[:, None]
     check_table(table, np.ones(n), clusters)
     sizes = list(Counter(clusters).values())
@@ -51,6 +53,13 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     design_effect = max(1.0, kish, variance / (share * (1 - share) / (n - 1)))
     quantile = float(stats.t.ppf(0.975, k - 1))
     return Interval(share, *_wilson(share, n / design_effect, quantile), n)
+
+
+def _check(values: Sequence[float], expected: tuple[int, ...]) -> None:
+    """Raise `DataError` for a value that is not one of those expected."""
+    others = [value for value in values if value not in expected]
+    if others:
+        raise DataError(f"values must be among {', '.join(map(str, expected))}, got {others[0]!r}")
 
 
 def _alike(hits: Sequence[bool], clusters: Sequence[str]) -> float:
@@ -76,6 +85,7 @@ def gain_interval(gained: npt.ArrayLike, clusters: Sequence[str]) -> Interval:
     and .85 in .89 of 30 and .91 of 50, for .5 and .3 in .93 of 10; with more or fewer subjects in .94 or more.
     """
     gained = np.asarray(gained)
+    _check(gained.ravel().tolist(), (-1, 0, 1))
     won, lost = (share_interval((gained == sign).tolist(), clusters) for sign in (1, -1))
     r = _correlation(gained, clusters)
 

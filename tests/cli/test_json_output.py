@@ -258,7 +258,7 @@ def test_what_libraries_and_other_processes_write_is_kept_off_standard_output(
 
 
 def test_numbers_that_are_not_finite_are_null(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json({"nan": math.nan, "deep": [{"inf": math.inf, "minus": [-math.inf, 1.5]}], "text": "NaN"})
+    print_json({"nan": math.nan, "deep": [{"inf": math.inf, "minus": [-math.inf, 1.5]}], "text": "NaN"}, "facts")
     assert only_object(capsys.readouterr().out) == {
         "nan": None,
         "deep": [{"inf": None, "minus": [None, 1.5]}],
@@ -270,10 +270,12 @@ def test_of_several_processes_the_first_one_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    print_json({"a": 1})
+    print_json({"a": 1}, "finetune")
     assert capsys.readouterr().out == ""
+    print_json({"a": 1}, "facts")  # whose work is not shared
+    assert capsys.readouterr().out == '{"a": 1}\n'
     monkeypatch.setenv("RANK", "0")
-    print_json({"a": 1})
+    print_json({"a": 1}, "finetune")
     assert capsys.readouterr().out == '{"a": 1}\n'
 
 

@@ -6,6 +6,7 @@ import pytest
 from jinja2 import Template
 
 from attnbalance.data.choices import Choice
+from attnbalance.data.instructions import InstructionSet
 from attnbalance.errors import DataError
 
 HARNESS = (
@@ -38,3 +39,13 @@ def test_questions_that_cannot_be_asked_are_refused(output: str, choices: tuple[
         Choice("Which?", output, choices=choices, topic="places")
     with pytest.raises(DataError, match="topic must not be empty"):
         Choice("Which?", " A", choices=("x", "y"))
+    with pytest.raises(DataError, match="a question with choices has no input, got 'a text'"):
+        Choice("Which?", " A", "a text", choices=("x", "y"), topic="places")
+
+
+def test_a_question_that_names_something_in_a_choice_or_its_topic_is_left_out() -> None:
+    choices = [("Rome", "Oslo"), ("red", "blue"), ("red", "green")]
+    topics = ["places", "France", "colours"]
+    pairs = zip(choices, topics, strict=True)
+    questions = InstructionSet(tuple(Choice("Which?", " A", choices=c, topic=topic) for c, topic in pairs), "mine")
+    assert [row.prompt.count("green") for row in questions.not_naming(["Rome", "France"]).rows] == [1]

@@ -158,3 +158,10 @@ def test_the_shortcuts_forms_are_those_that_all_its_facts_accept_in_the_order_of
     accepted = [("USA", "Canada", "America", "US"), ("USA", "US", "America"), ("USA", "Peru", "America", "US")]
     facts = FactSet(tuple(Fact(f"city {i}", "country", answers) for i, answers in enumerate(accepted)))
     assert facts.most_frequent_answers() == {"country": ("USA", "America", "US")}
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, -1])
+def test_a_draw_needs_a_seed_that_makes_it_again(seed: object) -> None:
+    facts = FactSet((Fact("a", "r", ("x",)), Fact("b", "r", ("y",))))
+    with pytest.raises(DataError, match="seed must be an integer"):
+        facts.sample(1, seed)  # pyright: ignore[reportArgumentType]

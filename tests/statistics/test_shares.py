@@ -152,3 +152,13 @@ def test_a_share_of_none_or_all_lies_in_its_own_interval() -> None:
         assert not none.excludes_zero
         assert not none.low > 0
         assert not every.high < 1
+
+
+@pytest.mark.parametrize("wrong", [2, 0.5, math.nan, -1])
+def test_values_that_are_no_hits_or_gains_are_refused(wrong):
+    clusters = [str(i) for i in range(30)]
+    with pytest.raises(DataError, match="values must be among 0, 1, got"):
+        share_interval([wrong, *[0] * 29], clusters)
+    if wrong != -1:
+        with pytest.raises(DataError, match="values must be among -1, 0, 1, got"):
+            gain_interval([wrong, *[0] * 29], clusters)

@@ -11,6 +11,7 @@ from attnbalance.data.conflicts import Conflict, NoConflictError, overlap
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import question_of
 from attnbalance.data.statements import statement
+from attnbalance.seeds import check_seed
 
 
 @expects(facts=FactSet)
@@ -25,7 +26,7 @@ def make_conflicts(facts: FactSet, seed: int = 0) -> FactSet:
     >>> make_conflicts(facts)[0].context
     'The capital of France is Madrid.'
     """
-    rng, conflicts, dropped = random.Random(seed), list[Fact](), Counter(facts.dropped)  # noqa: S311
+    rng, conflicts, dropped = random.Random(check_seed(seed)), list[Fact](), Counter(facts.dropped)  # noqa: S311
     answers = {
         relation: list(dict.fromkeys(fact.answer for fact in facts if fact.relation == relation))
         for relation in facts.relations
