@@ -117,9 +117,16 @@ def _measure_parts(
 ) -> None:
     """Measure some parts of one model, named with their keys, and save each."""
     progress = progress and processes().is_main_process
+    prompts = PromptSet.of(plan.prompts, model.tokenizer)
+    if plan.settings.recall:
+        _ = prompts.answers.lengths  # of all at once: what it warns of is counted over all
     bar = progress_bar(f"parts of {spec.label}", items=keys.items(), unit="part", shown=progress and len(keys) > 1)
     for index, key in bar:
-        save_measured(_measure(model, spec, plan, plan.parts[index], progress), part_of(folder, index), key)
+        save_measured(
+            _measure(model, spec, plan, prompts.at(plan.parts[index]), plan.parts[index], progress),
+            part_of(folder, index),
+            key,
+        )
 
 
 def _shortcuts(
@@ -136,9 +143,11 @@ def _shortcuts(
     return {relation: list(answers) for relation, answers in asked.items()}, "the facts asked about"
 
 
-def _measure(model: HookedModel, spec: ModelSpec, plan: _Plan, part: range, progress: bool) -> Measured:
-    """Measure one model on one part of the prompts."""
-    settings, prompts = plan.settings, PromptSet.of([plan.prompts[i] for i in part], model.tokenizer)
+def _measure(
+    model: HookedModel, spec: ModelSpec, plan: _Plan, prompts: PromptSet, part: range, progress: bool
+) -> Measured:
+    """Measure one model on the prompts of one part."""
+    settings = plan.settings
     read = _read(model, prompts, settings, progress, plan.readings)
     answers = None
     if settings.recall:

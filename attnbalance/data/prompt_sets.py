@@ -53,8 +53,12 @@ class PromptSet(Sequence[Prompt]):
 
     def at(self, indices: Iterable[int]) -> PromptSet:
         """Some of the prompts, in the order of the indices."""
+        indices = tuple(indices)
         encodings = tuple(self.encodings[i] for i in indices)
-        return PromptSet(encodings, self.tokenizer, AnswerEncodings(encodings, self.tokenizer))
+        answers = AnswerEncodings(encodings, self.tokenizer)
+        if "lengths" in vars(self.answers):  # counted, and warned of, already
+            vars(answers)["lengths"] = tuple(self.answers.lengths[i] for i in indices)
+        return PromptSet(encodings, self.tokenizer, answers)
 
     def __len__(self) -> int:
         """Number of prompts."""

@@ -131,12 +131,23 @@ def encode_continued(
 
 
 def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The number of tokens of each prompt's longest accepted answer, with the space before it, if there is one."""
+    """The number of tokens of each prompt's longest accepted answer, with the space before it, if there is one.
+
+    Warns of prompts for none of whose answers the tokenizer has tokens: whatever a model says, it counts as wrong.
+    """
     written = [[f"{prompt.space}{answer}" for answer in prompt.fact.answers] for prompt in prompts]
     texts = list(dict.fromkeys(text for own in written for text in own))
     encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    sizes = {text: len(ids) for text, ids in zip(texts, encoded, strict=True)}  # pyright: ignore[reportArgumentType]
-    return [max(sizes[text] for text in own) for own in written]
+    ids = dict(zip(texts, encoded, strict=True))  # pyright: ignore[reportArgumentType]
+    lost = {text: _unwritten(text.strip(), own, tokenizer) for text, own in ids.items()}
+    beyond = [own for own in written if all(lost[text] for text in own)]
+    if beyond:
+        warnings.warn(
+            f"{len(beyond)} of {len(prompts)} prompts have no answer that the tokenizer can write, so that all outputs "
+            f"count as wrong (first: {lost[beyond[0][0]]})",
+            stacklevel=2,
+        )
+    return [max(len(ids[text]) for text in own) for own in written]
 
 
 def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tuple[Prompt, ...]:

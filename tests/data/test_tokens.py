@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from tiny import FACTS, TOKENIZERS, tiny_prompts, tiny_tokenizer, without_bytes
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase
 
 from attnbalance import Fact, Prompt
 from attnbalance.data.forms import in_form
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import Encoding, as_chat, encode, encode_answers, encode_continued
 from attnbalance.errors import BadRowsError, ModelError
@@ -245,6 +248,26 @@ def test_a_subject_has_the_same_sentencepiece_tokens_at_the_start_of_a_text_and_
         assert before == "▁"  # this vocabulary has it as a token of its own before these subjects
     assert spans[0] == spans[1]
     assert "".join(spans[0]).startswith(subject[0]) or spans[0][0].startswith("<0x")
+
+
+@pytest.mark.parametrize("unknown", [True, False])
+def test_prompts_whose_answers_cannot_be_written_are_warned_of_once(unknown: bool) -> None:
+    tokenizer, lodz = without_bytes(unknown), "\u0141\u00f3d\u017a"
+    facts = [
+        Fact("France", "capital", ("Paris",)),
+        Fact("Spain", "capital", (lodz,)),
+        Fact("Poland", "city", (lodz, "Paris")),
+    ]
+    prompts = PromptSet.of(make_prompts(facts), tokenizer)
+    with pytest.warns(
+        UserWarning, match="1 of 3 prompts have no answer that the tokenizer can write, so that all"
+    ) as said:
+        lengths = prompts.answers.lengths
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert prompts.at([1, 0]).answers.lengths == (lengths[1], lengths[0])
+        _ = PromptSet.of(make_prompts(facts[::2]), tokenizer).answers.lengths
 
 
 @pytest.mark.parametrize("unknown", [True, False])
