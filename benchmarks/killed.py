@@ -1,8 +1,9 @@
 """Whether a command that is killed again and again ends with the numbers of an unbroken one, and repeats nothing.
 
 Claim: a command with `--out` (`demo`, `curve`, `trajectory`) is killed with SIGKILL at random moments and started again
-each time. It writes the same numbers, byte for byte, as one that is left alone. Each part of a measurement that
-was saved before a kill is the same file afterwards. Prints when it was killed, what was saved then, and what differs.
+each time, from the beginning where it had finished. It writes the same numbers, byte for byte, as one that is left
+alone. Each part of a measurement that was saved before a kill is the same file afterwards. Prints when it was killed,
+what was saved then, and what differs.
 
     python benchmarks/killed.py [--kills 10] [--seed 0] [--unbroken FOLDER] COMMAND [options without --out ...]
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,21 +70,26 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     print(json.dumps(provenance()))
-    struck, repeated, drawn = 0, 0, random.Random(given.seed)
+    struck, finished, repeated, differing, drawn = 0, 0, 0, list[str](), random.Random(given.seed)
     with tempfile.TemporaryDirectory() as folder:
         whole, broken = given.unbroken or Path(folder) / "unbroken", Path(folder) / "broken"
         took = 240.0 if given.unbroken else run(given.command, whole)
-        for _ in range(given.kills):
-            before, moment = parts(broken), drawn.uniform(STARTING, STARTING + took / 3)
-            struck += kill(given.command, broken, moment)
+        expected = numbers(whole)
+        while struck < given.kills or broken.exists() or work_of(broken).exists():
+            before, moment = parts(broken), drawn.uniform(STARTING, max(STARTING, took))
+            if struck < given.kills and kill(given.command, broken, moment):
+                struck += 1
+                print(f"killed after {moment:.1f} s, with {len(parts(broken))} parts saved", flush=True)
+            else:
+                run(given.command, broken)
+                came = numbers(broken)
+                finished += 1
+                differing += [name for name in {**expected, **came} if expected.get(name) != came.get(name)]
+                print(f"finished; {len(differing)} of {len(expected)} files of numbers differ", flush=True)
+                shutil.rmtree(broken)
             after = parts(broken)
             repeated += sum(after.get(name, about) != about for name, about in before.items())
-            held = sorted(path.name for path in broken.glob("*")) or f"{len(after)} parts unfinished"
-            print(f"killed after {moment:.1f} s; there was {held}", flush=True)
-        run(given.command, broken)
-        expected, came = numbers(whole), numbers(broken)
-    differing = sorted(name for name in {**expected, **came} if expected.get(name) != came.get(name))
-    print(f"{struck} kills; {repeated} parts measured again; {len(expected)} files of numbers, {differing=}")
+    print(f"{struck} kills; {finished} times finished, {differing=}; {repeated} parts measured again")
     return bool(differing or repeated)
 
 

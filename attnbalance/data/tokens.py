@@ -13,6 +13,9 @@ from attnbalance.data.chat_templates import ANSWER, OPEN, render_turns
 from attnbalance.data.prompts import CharSpan, Prompt
 from attnbalance.errors import BadRowsError, ModelError
 
+TOGETHER = 1000
+"""Texts that are tokenized at once: the tokenizer's own record of them takes much more memory than what is kept."""
+
 
 @dataclass(frozen=True)
 class Encoding:
@@ -47,27 +50,24 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
     its tokens. Raises `ModelError` for a tokenizer without offsets, `BadRowsError` for prompts with a span that has no
     tokens or whose tokens decode to other text.
     """
-    encodings, bad = [], []
+    encodings, bad = dict[int, Encoding](), []
     for special in (False, True):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.has_special_tokens == special]
-        if chosen:
-            texts = [prompts[i].text for i in chosen]
-            tokenized = _tokenize(texts, tokenizer, add_special_tokens=not special)
-            encodings += [(i, *encoded) for i, encoded in zip(chosen, tokenized, strict=True)]
-    result = []
-    for i, ids, offsets in sorted(encodings):
-        spans = {role: _tokens_of(span, ids, offsets, tokenizer) for role, span in prompts[i].spans.items()}
-        wrong = [_mismatch(prompts[i].part(role), [ids[j] for j in spans[role]], tokenizer) for role in spans]
-        bad += [(i, problem) for problem in wrong if problem][:1]
-        result.append(Encoding(prompts[i], tuple(ids), _shown(prompts[i].text, ids, offsets, tokenizer), spans))
+        tokenized = _tokenize([prompts[i].text for i in chosen], tokenizer, add_special_tokens=not special)
+        for i, (ids, offsets) in zip(chosen, tokenized, strict=True):
+            spans = {role: _tokens_of(span, ids, offsets, tokenizer) for role, span in prompts[i].spans.items()}
+            wrong = [_mismatch(prompts[i].part(role), [ids[j] for j in spans[role]], tokenizer) for role in spans]
+            bad += [(i, problem) for problem in wrong if problem][:1]
+            shown = _shown(prompts[i].text, ids, offsets, tokenizer)
+            encodings[i] = Encoding(prompts[i], tuple(ids), shown, spans)
     if bad:
         raise BadRowsError(
             "prompts have a span that their tokens do not hold",
-            bad,
+            sorted(bad),
             len(prompts),
             "check the tokenizer (`tokenizer`), fix these rows, or drop and count them (`skip_bad=True`)",
         )
-    return result
+    return [encodings[i] for i in range(len(prompts))]
 
 
 def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:
@@ -196,22 +196,24 @@ def _tokenize(
         raise ModelError(
             f"tokenizer {type(tokenizer).__name__} gives no character offsets; use a fast one (with a tokenizer.json)"
         )
-    encoded = tokenizer(
-        texts,
-        add_special_tokens=add_special_tokens,
-        return_offsets_mapping=True,
-        return_special_tokens_mask=True,
-        padding=False,
-        truncation=False,
-        verbose=False,
-    )
-    for text, ids, offsets, special in zip(
-        texts, encoded["input_ids"], encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True
-    ):
-        end = len(ids)
-        while end and special[end - 1]:
-            end -= 1
-        yield ids[:end], _with_width(offsets[:end], special[:end], len(text))
+    for start in range(0, len(texts), TOGETHER):
+        some = texts[start : start + TOGETHER]
+        encoded = tokenizer(
+            some,
+            add_special_tokens=add_special_tokens,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            padding=False,
+            truncation=False,
+            verbose=False,
+        )
+        for text, ids, offsets, special in zip(
+            some, encoded["input_ids"], encoded["offset_mapping"], encoded["special_tokens_mask"], strict=True
+        ):
+            end = len(ids)
+            while end and special[end - 1]:
+                end -= 1
+            yield ids[:end], _with_width(offsets[:end], special[:end], len(text))
 
 
 def _with_width(offsets: list[CharSpan], special: list[int], size: int) -> list[CharSpan]:

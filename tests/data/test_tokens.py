@@ -250,6 +250,16 @@ def test_a_subject_has_the_same_sentencepiece_tokens_at_the_start_of_a_text_and_
     assert "".join(spans[0]).startswith(subject[0]) or spans[0][0].startswith("<0x")
 
 
+@pytest.mark.parametrize("together", [1, 4])
+def test_prompts_are_tokenized_in_order_however_many_at_once(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    prompts, tokenizer = make_prompts(FACTS), tiny_tokenizer("bytelevel")
+    expected = [encode([prompt], tokenizer)[0] for prompt in prompts]
+    monkeypatch.setattr("attnbalance.data.tokens.TOGETHER", together)
+    encoded = encode(prompts, tokenizer)
+    assert [(e.ids, e.tokens, e.spans) for e in encoded] == [(e.ids, e.tokens, e.spans) for e in expected]
+    assert [e.prompt for e in encoded] == list(prompts)
+
+
 @pytest.mark.parametrize("unknown", [True, False])
 def test_prompts_whose_answers_cannot_be_written_are_warned_of_once(unknown: bool) -> None:
     tokenizer, lodz = without_bytes(unknown), "\u0141\u00f3d\u017a"

@@ -123,7 +123,10 @@ def test_the_result_in_the_readme_is_that_of_the_committed_files(made: ModuleTyp
     assert f"Of the held-out facts that it surely knew, {known} in all three together" in readme
     assert "keeps {}, the objective `recommended` {}, and".format(*kept) in readme
     assert f"adapter scaled by 0.7 keeps {kept[2]} " in readme
-    shown = "plain finetuning answers {:.0%} of the new facts, `recommended` {:.0%}, the scaled replay {:.0%}."
+    shown = (
+        "plain finetuning answers {:.0%} of the facts that the model did not know, `recommended` {:.0%}, the scaled "
+        "replay {:.0%}."
+    )
     assert shown.format(*words) in readme
 
 
