@@ -70,6 +70,8 @@ def draw_accuracy(comparison: Comparison) -> Figure:
         axes[0].set_xticks(*_fifths(known[0][2]))
         if popular:
             axes[1].set(xlabel="the x% most popular questions", xticks=range(20, 101, 20))
+        else:
+            axes[0].set_xlim(-1, 1)
         for ax in axes:
             ax.set_ylim(-2, 102)
             ax.grid(axis="x", visible=False)
