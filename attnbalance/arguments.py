@@ -39,8 +39,7 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
         def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             given = signature.bind(*args, **kwargs).arguments
             for name, kind in kinds.items():
-                used_up = name in given and name not in once and isinstance(given[name], Iterator)
-                if name in given and (used_up or not fits(given[name], kind)):
+                if name in given and not fits(given[name], kind, name in once):
                     got = f"{given[name]!r:.100} ({type(given[name]).__name__})"
                     raise ArgumentError(
                         f"{called}: {name} must be {words_of(kind)}, got {got}{_advice(given[name], kind)}"
@@ -52,10 +51,10 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
     return decorate
 
 
-def fits(value: Any, kind: Kind) -> bool:
-    """Whether a value is of a kind (see `expects`)."""
+def fits(value: Any, kind: Kind, once: bool = False) -> bool:
+    """Whether a value is of a kind (see `expects`); `once`: it is gone through once, so that it may be an iterator."""
     if isinstance(kind, tuple):
-        return any(fits(value, option) for option in kind)
+        return any(fits(value, option, once) for option in kind)
     if isinstance(kind, dict):
         ((key_kind, item_kind),) = kind.items()
         return isinstance(value, Mapping) and all(fits(k, key_kind) and fits(v, item_kind) for k, v in value.items())
@@ -63,6 +62,8 @@ def fits(value: Any, kind: Kind) -> bool:
         return isinstance(value, kind)
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return False
+    if isinstance(value, Iterator):
+        return once
     return not isinstance(value, Sized) or all(isinstance(item, kind[0]) for item in value)
 
 
@@ -80,14 +81,14 @@ def words_of(kind: Kind) -> str:
 
 def _advice(value: Any, kind: Kind) -> str:
     """What to write for a single item, or an iterator, that was given where a collection is expected."""
-    if isinstance(value, Iterator):
-        return "; make a list of it"
     if isinstance(kind, tuple):
         return next(filter(None, (_advice(value, option) for option in kind)), "")
     if isinstance(kind, dict):
         ((_, item_kind),) = kind.items()
         items = value.values() if isinstance(value, Mapping) else ()
         return next(filter(None, (_advice(item, item_kind) for item in items)), "")
+    if isinstance(kind, list) and isinstance(value, Iterator):
+        return "; make a list of it"
     if isinstance(kind, list) and isinstance(value, kind[0]):
         return f"; write [{value!r:.100}]"
     return ""

@@ -81,6 +81,7 @@ def families(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[MODEL_TYPE ...]", help="Such as llama; by default every family.")
     ] = None,
+    dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="Of the models' weights.")] = "float32",
 ) -> None:
     """Check that attention of every model family of the installed transformers is read right.
 
@@ -94,7 +95,7 @@ def families(
     from attnbalance.files.outputs import provenance
 
     kinds, outcomes = dict[bool, list[str]](), list[dict[str, object]]()
-    for outcome in check_families(names or ()):
+    for outcome in check_families(names or (), dtype):
         length = "crossed" if outcome.crossed else ""
         detail = " ".join(outcome.detail.split())[:200]
         print(f"{outcome.family:<28} {length:<8} {outcome.kind:<9} {detail}", flush=True)
@@ -105,7 +106,7 @@ def families(
         print(f"lengths {'crossed by most prompts' if crossed else 'beyond the prompts'}: {counts}")
     versions = dict(provenance()["versions"])  # pyright: ignore
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
-    ctx.meta[NUMBERS] = {"families": {"outcomes": outcomes, "versions": versions}}
+    ctx.meta[NUMBERS] = {"families": {"dtype": dtype, "outcomes": outcomes, "versions": versions}}
     if any(WRONG in some for some in kinds.values()):
         raise typer.Exit(1)
 

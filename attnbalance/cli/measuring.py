@@ -72,11 +72,9 @@ def curve(
     settings = MeasureSettings(
         template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
     )
-    further, command, progress = as_names(readings) or (), command_line(), show_progress()
+    further, how = as_names(readings) or (), {"command": command_line(), "progress": show_progress(), "shared": True}
     with noting_reuse(out):
-        answer = run(
-            specs, chosen, settings, out, readings=further, skip_bad=skip_bad, command=command, progress=progress
-        )
+        answer = run(specs, chosen, settings, out, readings=further, skip_bad=skip_bad, **how)
     say(answer, out)
 
 
@@ -122,15 +120,13 @@ def trajectory(
 
     if reduce not in REDUCTIONS:
         raise DataError(f"--reduce must be one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-    chosen, bars = load_facts(facts, as_names(relations), limit, seed), show_progress()
+    chosen = load_facts(facts, as_names(relations), limit, seed)
     settings = MeasureSettings(
         template, chat, reduce, recall, batch_size, dtype, device, tokenizer, trust_remote_code, seed, scoring
     )
-    further, command = as_names(readings) or (), command_line()
+    further, how = as_names(readings) or (), {"command": command_line(), "progress": show_progress(), "shared": True}
     with noting_reuse(out):
-        answer = run(
-            where, chosen, settings, out, base=base, readings=further, skip_bad=skip_bad, command=command, progress=bars
-        )
+        answer = run(where, chosen, settings, out, base=base, readings=further, skip_bad=skip_bad, **how)
     say(answer, out)
 
 

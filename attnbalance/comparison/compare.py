@@ -35,13 +35,13 @@ def compare(
     skip_bad: bool = False,
     command: str = "",
     progress: bool = False,
+    shared: bool = False,
 ) -> str:
     """Measure models on questions about facts and write the folder `out`; returns the report's first sentence.
 
     A folder that is finished with the same settings, facts, weights, readings and version is left as it is. An
-    interrupted run is resumed at the prompts that it had not yet measured. Processes that `accelerate launch` started
-    all call this: they share the work, and wait for each other. Raises `AttnBalanceError` for facts, models and folders
-    that cannot be used.
+    interrupted run is resumed at the prompts that it had not yet measured. Raises `AttnBalanceError` for facts, models
+    and folders that cannot be used.
 
     specs: the models; the report is about the difference of the first two.
     facts: what to ask about.
@@ -53,6 +53,8 @@ def compare(
     skip_bad: drop facts that cannot be asked, instead of raising.
     command: the command line that the report names.
     progress: show progress bars.
+    shared: share the prompts with the other processes of `accelerate launch`. All of them call this with the same
+        arguments, and wait for each other.
     """
     out = as_folder(out)
     if not specs:
@@ -62,19 +64,18 @@ def compare(
     results = ResultFolder(out, KIND, config, command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs, settings, skip_bad)
-        with results.working_together() as work:
-            measured = measure_all(specs, prompts, settings, work, progress=progress, readings=titles)
-            pair = (specs[0].label, specs[1].label) if len(specs) > 1 else None
-            dropped = {**facts.dropped, **dropped}
-            caveat = seen_in_training(specs, prompts)
-            comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
-            refuse_changed(results.config, specs, settings)
+        pair = (specs[0].label, specs[1].label) if len(specs) > 1 else None
+        dropped, caveat = {**facts.dropped, **dropped}, seen_in_training(specs, prompts)
+        with results.working(shared) as work:
+            measured = measure_all(specs, prompts, settings, work, progress=progress, readings=titles, shared=shared)
 
             def write() -> None:
+                comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
+                refuse_changed(results.config, specs, settings)
                 with results.writing(work, answer=headline(comparison), dropped=dropped) as folder:
                     write_results(comparison, folder, title="Attention to the subject", command=command)
 
-            by_main_process(write)
+            by_main_process(write, shared)
     return results.close()
 
 

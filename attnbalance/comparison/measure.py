@@ -75,8 +75,9 @@ def measure_all(
     progress: bool = False,
     load: Callable[[Sequence[ModelSpec], MeasureSettings], Iterator[HookedModel]] = load_each,
     readings: Sequence[str] = (SUBJECT_ATTENTION,),
+    shared: bool = False,
 ) -> tuple[Measured, ...]:
-    """Measure each model on the prompts; processes that `accelerate launch` started all call it, and share the work.
+    """Measure each model on the prompts.
 
     specs: the models.
     prompts: the same for all models (see `usable_prompts`).
@@ -89,6 +90,8 @@ def measure_all(
     progress: show progress bars.
     load: gives the models of specs in turn; each is used until the next is asked for.
     readings: the titles of what is read of attention rows, all in one pass (see `chosen_readings`).
+    shared: share the work with the other processes of `accelerate launch`, which all call this with the same arguments.
+        The main one returns what was measured, the others nothing.
     """
     check_labels(specs)
     shown = random.Random(settings.seed).sample(range(len(prompts)), min(EXAMPLES, len(prompts)))  # noqa: S311
@@ -96,27 +99,32 @@ def measure_all(
     parts = ranges_of_parts(len(prompts), settings.batch_size)
     plan = _Plan(prompts, parts, sorted(shown), settings, given, origin, readings)
     folders, keys = [work / f"measured-{i}" for i in range(len(specs))], [plan.keys(spec) for spec in specs]
-    missing = [_missing(*where) for where in zip(folders, keys, strict=True)]
+    index, count = (processes().process_index, processes().num_processes) if shared else (0, 1)
+    missing = [
+        [part for part in range(len(parts)) if (i * len(parts) + part) % count == index and _is_missing(*where, part)]
+        for i, where in enumerate(zip(folders, keys, strict=True))
+    ]
     models = load([spec for spec, indices in zip(specs, missing, strict=True) if indices], settings)
     for spec, folder, own, indices in zip(specs, folders, keys, missing, strict=True):
         if indices:
-            _measure_parts(next(models), spec, plan, {index: own[index] for index in indices}, folder, progress)
+            own_keys = {part: own[part] for part in indices}
+            _measure_parts(next(models), spec, plan, own_keys, folder, progress and index == 0)
             gc.collect()
-    processes().wait_for_everyone()
+    if shared:
+        processes().wait_for_everyone()
+    if index:
+        return ()
     return tuple(load_whole(*where) for where in zip(folders, keys, strict=True))
 
 
-def _missing(folder: Path, keys: Sequence[str]) -> list[int]:
-    """The parts that this process must still measure; processes take turns."""
-    turns = range(processes().process_index, len(keys), processes().num_processes)
-    return [index for index in turns if load_measured(part_of(folder, index), keys[index]) is None]
+def _is_missing(folder: Path, keys: Sequence[str], part: int) -> bool:
+    return load_measured(part_of(folder, part), keys[part]) is None
 
 
 def _measure_parts(
     model: HookedModel, spec: ModelSpec, plan: _Plan, keys: Mapping[int, str], folder: Path, progress: bool
 ) -> None:
     """Measure some parts of one model, named with their keys, and save each."""
-    progress = progress and processes().is_main_process
     prompts = PromptSet.of(plan.prompts, model.tokenizer)
     if plan.settings.recall:
         _ = prompts.answers.lengths  # of all at once: what it warns of is counted over all

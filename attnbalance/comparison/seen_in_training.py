@@ -9,6 +9,7 @@ from attnbalance.comparison.specs import ModelSpec
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.sources.own_facts import load_own
+from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.finetuning.runs import FACTS, KIND
 from attnbalance.report.wording import listed
 
@@ -16,7 +17,7 @@ from attnbalance.report.wording import listed
 def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> str:
     """How many questions are about training facts of models that `finetune` made, in words; empty if none is.
 
-    A fact is a training fact if the file of them in the run's folder has its subject and relation.
+    A fact is a training fact if the run's file of them, or of replayed ones, has its subject and relation.
     """
     asked = [_name(prompt.fact) for prompt in prompts]
     counts = {spec.label: sum(map(_trained(spec).__contains__, asked)) for spec in specs}
@@ -25,8 +26,11 @@ def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> s
 
 
 def _trained(spec: ModelSpec) -> set[tuple[str, str]]:
-    path = Path(spec.adapter or spec.model) / FACTS["train"]
-    return set(map(_name, load_own(path))) if spec.run.get("kind") == KIND and path.is_file() else set()
+    """The facts that a run was trained on; a checkpoint's run is one of the folders above it."""
+    folder = Path(spec.adapter or spec.model)
+    runs = [path for path in (folder, *folder.absolute().parents[:2]) if read_json(path / MARKER).get("kind") == KIND]
+    files = [run / FACTS[part] for run in runs for part in ("train", "replay")]
+    return {_name(fact) for file in files if file.is_file() for fact in load_own(file)}
 
 
 def _name(fact: Fact) -> tuple[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from transformers import PreTrainedTokenizerBase
 
@@ -51,6 +52,7 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
     tokens or whose tokens decode to other text.
     """
     encodings, bad = dict[int, Encoding](), []
+    decoded = cache(lambda token: str(tokenizer.decode([token])))
     for special in (False, True):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.has_special_tokens == special]
         tokenized = _tokenize([prompts[i].text for i in chosen], tokenizer, add_special_tokens=not special)
@@ -58,7 +60,7 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
             spans = {role: _tokens_of(span, ids, offsets, tokenizer) for role, span in prompts[i].spans.items()}
             wrong = [_mismatch(prompts[i].part(role), [ids[j] for j in spans[role]], tokenizer) for role in spans]
             bad += [(i, problem) for problem in wrong if problem][:1]
-            shown = _shown(prompts[i].text, ids, offsets, tokenizer)
+            shown = _shown(prompts[i].text, ids, offsets, decoded)
             encodings[i] = Encoding(prompts[i], tuple(ids), shown, spans)
     if bad:
         raise BadRowsError(
@@ -139,12 +141,12 @@ def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
     texts = list(dict.fromkeys(text for own in written for text in own))
     encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
     ids = dict(zip(texts, encoded, strict=True))  # pyright: ignore[reportArgumentType]
-    lost = {text: _unwritten(text.strip(), own, tokenizer) for text, own in ids.items()}
-    beyond = [own for own in written if all(lost[text] for text in own)]
+    lost = cache(lambda text: _unwritten(text.strip(), ids[text], tokenizer))
+    beyond = [own for own in written if all(map(lost, own))]
     if beyond:
         warnings.warn(
             f"{len(beyond)} of {len(prompts)} prompts have no answer that the tokenizer can write, so that all outputs "
-            f"count as wrong (first: {lost[beyond[0][0]]})",
+            f"count as wrong (first: {lost(beyond[0][0])})",
             stacklevel=2,
         )
     return [max(len(ids[text]) for text in own) for own in written]
@@ -229,7 +231,7 @@ def _with_width(offsets: list[CharSpan], special: list[int], size: int) -> list[
     ]
 
 
-def _shown(text: str, ids: list[int], offsets: list[CharSpan], tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+def _shown(text: str, ids: list[int], offsets: list[CharSpan], decoded: Callable[[int], str]) -> tuple[str, ...]:
     """The characters of each token, with the space before it, which some tokenizers leave out of their offsets.
 
     A token of a space alone is shown as one, whatever its offsets claim: "▁" may claim the next token's characters.
@@ -237,9 +239,8 @@ def _shown(text: str, ids: list[int], offsets: list[CharSpan], tokenizer: PreTra
     shown, last = [], 0
     for token, (start, end) in zip(ids, offsets, strict=True):
         begin = last if text[last:start].isspace() else start
-        decoded = str(tokenizer.decode([token]))
-        claimed = not decoded.strip() and bool(text[begin:end].strip())
-        shown.append(" " if claimed else text[begin:end] or decoded)
+        claimed = not decoded(token).strip() and bool(text[begin:end].strip())
+        shown.append(" " if claimed else text[begin:end] or decoded(token))
         last = max(last, end)
     return tuple(shown)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,13 +13,16 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
+LONGEST_WAIT = timedelta(days=7)
+"""How long a process waits for another one, whose share may take many times as long; torch's default is minutes."""
+
 
 def processes() -> PartialState:
     """The processes of this launch; accelerate finds those of a machine without an accelerator only if told of it."""
     import torch
     from accelerate import PartialState
 
-    return PartialState(cpu=not torch.accelerator.is_available())
+    return PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
 
 
 def on_main_process_first(action: Callable[[], Result]) -> Result:
@@ -27,8 +31,11 @@ def on_main_process_first(action: Callable[[], Result]) -> Result:
         return action()
 
 
-def by_main_process(action: Callable[[], None]) -> None:
-    """The main process does this; the others wait until it is done."""
+def by_main_process(action: Callable[[], None], shared: bool = True) -> None:
+    """The main process does this, and the others wait until it is done; if nothing is shared, each does it."""
+    if not shared:
+        action()
+        return
     on_main_process_first(lambda: action() if processes().is_main_process else None)
 
 

@@ -53,23 +53,22 @@ class ResultFolder:
         return "answer" in read_json(self.path / MARKER)
 
     @contextmanager
-    def working(self) -> Iterator[Path]:
+    def working(self, shared: bool = False) -> Iterator[Path]:
         """A hidden work folder that survives an interrupt, for one process at a time (see `work.working`).
 
-        Raises `OutputError` as well where the file that marks the results as finished has lost their answer.
+        With `shared` it is for all processes that `accelerate launch` started; the main one holds it. Raises
+        `OutputError` as well where the file that marks the results as finished has lost their answer.
         """
+        if shared:
+            with held_together(self.working, work_of(self.path)) as work:
+                yield work
+            return
         if is_finished(self.path, self.kind, self.config) and not self.is_finished():
             raise OutputError(
                 f"{self.path / MARKER} must hold the answer of the results, but was changed and has none; remove "
                 f"{self.path}, or name a new folder, and run the command again"
             )
         with working(self.path, self.kind, self.config) as work:
-            yield work
-
-    @contextmanager
-    def working_together(self) -> Iterator[Path]:
-        """The folder of `working` for all processes that `accelerate launch` started; the main one holds it."""
-        with held_together(self.working, work_of(self.path)) as work:
             yield work
 
     @contextmanager

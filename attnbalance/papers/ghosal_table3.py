@@ -35,6 +35,9 @@ TESTED = {"tiny": 10, "small": 300, "paper": None}
 TRAINED_ON = {"tiny": 40, "small": None, "paper": None}
 """Questions to choose from for training; None: all that are not held out."""
 
+ACCUMULATED = {"tiny": {}, "small": {"accumulate": 8}, "paper": {"accumulate": 16}}
+"""Parts that a batch is read in: questions with a passage are long, and 16 of them take 20 GB in training."""
+
 VALIDATION = 0.1
 """The share of a part's questions that chooses configuration and checkpoint."""
 
@@ -42,7 +45,7 @@ VALIDATION = 0.1
 def _cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
     known = {**sources.of_model(), **sources.of_choices()}
     known |= {"tested": TESTED[scale], "training questions": TRAINED_ON[scale]}
-    return grid_cells("choices", scale, seeds, PARTS, GRIDS[scale], TRAINING[scale], known)
+    return grid_cells("choices", scale, seeds, PARTS, GRIDS[scale], TRAINING[scale] | ACCUMULATED[scale], known)
 
 
 def halves(settings: Mapping[str, Any]) -> tuple[InstructionSet, InstructionSet]:

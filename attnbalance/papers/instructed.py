@@ -48,8 +48,15 @@ RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (1e-5, 1e-4), "
 
 TRAINING: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 3, "batch_size": 2, "checkpoint_every": 1, "patience": None},
-    "small": {"steps": 40, "batch_size": 16, "checkpoint_every": 10, "patience": None},
-    "paper": {"steps": 800, "batch_size": 128, "checkpoint_every": 50, "lora_rank": 128, "patience": None},
+    "small": {"steps": 40, "batch_size": 16, "accumulate": 8, "checkpoint_every": 10, "patience": None},
+    "paper": {
+        "steps": 800,
+        "batch_size": 128,
+        "accumulate": 16,
+        "checkpoint_every": 50,
+        "lora_rank": 128,
+        "patience": None,
+    },
 }
 """The paper: LoRA of rank 128, up to 2 epochs (Alpaca: 52,002 rows), evaluated every 50 steps; it prints no batch."""
 

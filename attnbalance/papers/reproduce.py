@@ -139,7 +139,7 @@ def _sources(out: Path, given: Mapping[str, str | None]) -> Sources:
     for path in sorted((out / "cells").glob("*.json")):
         own = {name: value for name, value in read_cell(path)["settings"].items() if name in given and value}
         for name in own:
-            if given[name] is not None and Path(str(given[name])) != Path(own[name]):
+            if given[name] is not None and Path(str(given[name])).resolve() != Path(own[name]).resolve():
                 raise OutputError(
                     f"the cells of {out} were run with `{name}` {own[name]}, got {given[name]}; leave it out, or "
                     "name a new folder"

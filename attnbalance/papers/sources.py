@@ -127,13 +127,17 @@ def model_of(settings: Mapping[str, Any]) -> str:
 def _hash_of_facts(facts: str) -> dict[str, Any]:
     """The hash of the file, or of each file in the folder, that a source of facts names; nothing for the Hub's."""
     path = _facts_path(facts)
+    if path is None:
+        return {}
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file())
         return {"facts_files": {str(file.relative_to(path)): hash_file(file) for file in files}}
     return {"facts_file": hash_file(path)} if path.is_file() else {}
 
 
-def _facts_path(facts: str) -> Path:
-    """The path that a source of facts ends with, behind the names of sources."""
+def _facts_path(facts: str) -> Path | None:
+    """The path that a source of facts ends with, behind the names of sources; None for the Hub's."""
     name, colon, rest = facts.partition(":")
-    return _facts_path(rest) if colon and name in (SWAPPED, *SOURCES) else Path(facts)
+    if name in (SWAPPED, *SOURCES):
+        return _facts_path(rest) if colon else None
+    return Path(facts)

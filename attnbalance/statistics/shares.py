@@ -39,7 +39,7 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     >>> print(f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]")
     0.75 [0.59, 0.86]
     """
-    _check(hits, (0, 1))
+    _check("hits", hits, (0, 1))
     n, table = len(hits), np.asarray(hits, dtype=float)[:, None]
     check_table(table, np.ones(n), clusters)
     sizes = list(Counter(clusters).values())
@@ -55,11 +55,11 @@ def share_interval(hits: Sequence[bool], clusters: Sequence[str]) -> Interval:
     return Interval(share, *_wilson(share, n / design_effect, quantile), n)
 
 
-def _check(values: Sequence[float], expected: tuple[int, ...]) -> None:
+def _check(name: str, values: Sequence[float], expected: tuple[int, ...]) -> None:
     """Raise `DataError` for a value that is not one of those expected."""
     others = [value for value in values if value not in expected]
     if others:
-        raise DataError(f"values must be among {', '.join(map(str, expected))}, got {others[0]!r}")
+        raise DataError(f"`{name}` must hold {', '.join(map(str, expected))}, got {others[0]!r}")
 
 
 def _alike(hits: Sequence[bool], clusters: Sequence[str]) -> float:
@@ -85,7 +85,7 @@ def gain_interval(gained: npt.ArrayLike, clusters: Sequence[str]) -> Interval:
     and .85 in .89 of 30 and .91 of 50, for .5 and .3 in .93 of 10; with more or fewer subjects in .94 or more.
     """
     gained = np.asarray(gained)
-    _check(gained.ravel().tolist(), (-1, 0, 1))
+    _check("gained", gained.ravel().tolist(), (-1, 0, 1))
     won, lost = (share_interval((gained == sign).tolist(), clusters) for sign in (1, -1))
     r = _correlation(gained, clusters)
 

@@ -39,12 +39,12 @@ def compare_checkpoints(
     skip_bad: bool = False,
     command: str = "",
     progress: bool = False,
+    shared: bool = False,
 ) -> str:
     """Measure the checkpoints of a run on questions about facts and write the folder `out`; returns the answer.
 
     One model is loaded (see `load_checkpoints`); what is measured is saved every few batches. A folder that is finished
-    with the same settings, facts and weights is left as it is, an interrupted run is resumed. Processes that
-    `accelerate launch` started all call this, and share the work. Raises
+    with the same settings, facts and weights is left as it is. An interrupted run is resumed. Raises
     `AttnBalanceError` for facts, checkpoints and folders that cannot be used.
 
     where: the run's folder, or folders of checkpoints, or patterns such as "run/checkpoint-*" (see `find_checkpoints`).
@@ -56,6 +56,7 @@ def compare_checkpoints(
     skip_bad: drop facts that cannot be asked, instead of raising.
     command: the command line that the report names.
     progress: show progress bars.
+    shared: share the prompts with the other processes of `accelerate launch` (see `compare`).
     """
     out = as_folder(out)
     folders = [where] if isinstance(where, str | Path) else where
@@ -65,18 +66,19 @@ def compare_checkpoints(
     results = ResultFolder(out, KIND, results_config(specs, facts, settings, skip_bad, titles), command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs[:1], settings, skip_bad)  # the others have its tokenizer
-        with results.working_together() as work:
-            measured = measure_all(specs, prompts, settings, work, progress=progress, load=_load, readings=titles)
-            pair, dropped = (specs[-1].label, specs[0].label), {**facts.dropped, **dropped}
-            comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
-            trajectory = Trajectory(tuple(checkpoints), comparison)
-            refuse_changed(results.config, specs, settings)
+        pair, dropped = (specs[-1].label, specs[0].label), {**facts.dropped, **dropped}
+        how = {"progress": progress, "readings": titles, "shared": shared}
+        with results.working(shared) as work:
+            measured = measure_all(specs, prompts, settings, work, load=_load, **how)
 
             def write() -> None:
+                comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
+                trajectory = Trajectory(tuple(checkpoints), comparison)
+                refuse_changed(results.config, specs, settings)
                 with results.writing(work, answer=headline(trajectory), dropped=dropped) as folder:
                     _write(trajectory, folder, command)
 
-            by_main_process(write)
+            by_main_process(write, shared)
     return results.close()
 
 

@@ -163,7 +163,9 @@ def test_a_family_read_wrong_is_in_the_object_and_in_the_exit_code(
     ((family, kind),) = [(outcome["family"], outcome["kind"]) for outcome in results["outcomes"]]
     assert (family, kind) == ("gpt2", "exact")
     monkeypatch.setattr(
-        check_families, "check_family", lambda name, crossed: FamilyOutcome(name, crossed, "WRONG", "rows are off")
+        check_families,
+        "check_family",
+        lambda name, crossed, dtype: FamilyOutcome(name, crossed, "WRONG", "rows are off"),
     )
     code, text, _ = run("--json", *commands["families"])
     assert code == 1

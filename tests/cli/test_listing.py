@@ -73,7 +73,7 @@ def test_families_are_listed_with_what_came_of_them(monkeypatch: pytest.MonkeyPa
     assert lines[3:5] == ["lengths beyond the prompts: 2 exact", "lengths crossed by most prompts: 1 exact"]
     assert run_command("families", "llamma")[0] == 2
     wrong = FamilyOutcome("gpt2", False, "WRONG", "rows are off")
-    monkeypatch.setattr(check_families, "check_family", lambda name, crossed: wrong)
+    monkeypatch.setattr(check_families, "check_family", lambda name, crossed, dtype: wrong)
     assert f"transformers {metadata.version('transformers')}," in lines[5]
     code, text = run_command("families", "gpt2")
     assert (code, text.splitlines()[-2]) == (1, "lengths beyond the prompts: 1 WRONG")

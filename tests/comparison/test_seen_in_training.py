@@ -33,3 +33,12 @@ def test_training_facts_among_the_questions_are_counted_by_model(tmp_path: Path)
         "few was finetuned on the facts of 3 of these 9 and one was finetuned on the facts of 1 of these 9"
     )
     assert seen_in_training(specs[1:], prompts) == ""
+
+
+def test_a_checkpoint_is_of_the_run_above_it_and_replayed_facts_count(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", FACTS[:2])
+    (run / "replay.jsonl").write_text(json.dumps(FACTS[5].as_dict()) + "\n")
+    checkpoint = run / "checkpoints" / "checkpoint-10"
+    checkpoint.mkdir(parents=True)
+    prompts = make_prompts(FactSet(FACTS))
+    assert "the facts of 3 of these 9" in seen_in_training([ModelSpec("step 10", str(checkpoint))], prompts)

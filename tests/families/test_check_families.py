@@ -36,6 +36,24 @@ def test_a_sample_of_families_is_read_right_or_refused(family: str, crossed: boo
     assert outcome.kind == "refused" or float(outcome.detail) < 1e-4
 
 
+@pytest.mark.parametrize(("family", "crossed"), [("llama", False), ("gemma3_text", True), ("bloom", False)])
+def test_a_sample_in_bfloat16_is_as_near_to_float64_as_eager_attention_is(family: str, crossed: bool) -> None:
+    outcome = check_family(family, crossed, "bfloat16")
+    assert outcome.kind == SAMPLE[family, crossed], outcome
+    assert 1e-4 < float(outcome.detail) < 0.5  # it is not float32 that was read
+
+
+def test_rows_of_another_prompt_are_wrong_in_bfloat16_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = HookedModel.rows
+    monkeypatch.setattr(HookedModel, "rows", lambda self, batch: rows(self, batch).flip(-1))
+    assert check_family("llama", False, "bfloat16").kind == "WRONG"
+
+
+def test_another_dtype_is_refused() -> None:
+    with pytest.raises(ModelError, match="dtype must be float32 or bfloat16, got 'float16'"):
+        check_families(["llama"], "float16")
+
+
 def test_the_reference_is_what_transformers_gives_by_itself() -> None:
     """A copy of the same weights in a model that was made with eager attention, in float64; sums as the reference's."""
     model = build("gemma3_text", near=True).double()
@@ -94,7 +112,7 @@ def test_the_callers_random_numbers_stay_as_they_are() -> None:
 
 
 def test_a_family_with_a_length_is_checked_within_and_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "check_family", lambda name, crossed: (name, crossed))
+    monkeypatch.setattr(module, "check_family", lambda name, crossed, dtype: (name, crossed))
     assert list(check_families(["llama", "mistral"])) == [("llama", False), ("mistral", False), ("mistral", True)]
     everything = list(check_families())
     assert len(everything) > 150

@@ -183,10 +183,10 @@ def test_work_in_place_is_finished_only_once_it_is_marked(tmp_path: Path) -> Non
 
 def test_a_folder_that_processes_make_together_is_made_like_any_other(tmp_path: Path) -> None:
     results = results_in(tmp_path)
-    with pytest.raises(KeyboardInterrupt), results.working_together() as work:
+    with pytest.raises(KeyboardInterrupt), results.working(shared=True) as work:
         write_text(work / "measured", "1")
         raise KeyboardInterrupt
-    with results.working_together() as work:
+    with results.working(shared=True) as work:
         assert (work / "measured").read_text() == "1"  # an interrupt leaves what was done
         assert work == work_of(results.path)
         with results.writing(work, answer="42", dropped={}) as folder:

@@ -47,6 +47,14 @@ def test_a_folder_of_facts_and_facts_behind_a_name_are_recorded_too(tmp_path: Pa
     assert len(set(hashes)) == 1
 
 
+def test_a_folder_of_a_source_s_name_is_not_its_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "popqa").mkdir()
+    (tmp_path / "popqa" / "report.html").write_text("")
+    assert Sources("popqa").of_facts() == {"facts": "popqa"}
+    assert Sources("swapped:popqa").of_facts() == {"facts": "swapped:popqa"}
+
+
 def test_a_model_is_recorded_with_its_files_and_refused_once_they_changed(llama_folder: Path) -> None:
     settings = Sources(model=str(llama_folder)).of_model()
     assert model_of(settings) == str(llama_folder)

@@ -157,8 +157,8 @@ def test_a_share_of_none_or_all_lies_in_its_own_interval() -> None:
 @pytest.mark.parametrize("wrong", [2, 0.5, math.nan, -1])
 def test_values_that_are_no_hits_or_gains_are_refused(wrong):
     clusters = [str(i) for i in range(30)]
-    with pytest.raises(DataError, match="values must be among 0, 1, got"):
+    with pytest.raises(DataError, match="`hits` must hold 0, 1, got"):
         share_interval([wrong, *[0] * 29], clusters)
     if wrong != -1:
-        with pytest.raises(DataError, match="values must be among -1, 0, 1, got"):
+        with pytest.raises(DataError, match="`gained` must hold -1, 0, 1, got"):
             gain_interval([wrong, *[0] * 29], clusters)

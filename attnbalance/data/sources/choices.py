@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from attnbalance.data.choices import LETTERS, Choice
@@ -21,11 +21,20 @@ def choice_files(path: str | Path) -> list[Path]:
     Raises `DataError` where there is none.
     """
     path = Path(path)
-    within = (Path(folder) / name for folder, _, names in os.walk(path, followlinks=True) for name in names)
-    files = [path] if path.is_file() else sorted(file for file in within if file.suffix.lower() == ".csv")
+    files = [path] if path.is_file() else sorted(_csv_files(path, set()))
     if not files:
         raise DataError(f"no questions at {path}: name a .csv file of MMLU's form, or a folder that holds some")
     return files
+
+
+def _csv_files(folder: Path, seen: set[Path]) -> Iterator[Path]:
+    """The .csv files of a folder and its subfolders, each folder once: links may lead back to one."""
+    seen.add(folder.resolve())
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_dir() and path.resolve() not in seen:
+            yield from _csv_files(path, seen)
+        elif path.is_file() and path.suffix.lower() == ".csv":
+            yield path
 
 
 def load_choices(path: str | Path) -> InstructionSet:
@@ -35,7 +44,7 @@ def load_choices(path: str | Path) -> InstructionSet:
     is dropped and counted, and one that comes with two letters is dropped whole. Raises `DataError`, naming file and
     line, for rows that are no question with choices.
     """
-    rows, dropped, contradicted = dict[str, Choice](), Counter[str](), set[str]()
+    rows, times, contradicted = dict[str, Choice](), Counter[str](), set[str]()
     for file in choice_files(path):
         topic = PARTS.sub("", file.stem).replace("_", " ")
         for line, cells in read_cells(file):
@@ -46,14 +55,17 @@ def load_choices(path: str | Path) -> InstructionSet:
                 raise DataError(
                     f"{file}, line {line}: {error}; expected a question, 2 to {len(LETTERS)} choices and a letter"
                 ) from error
-            first = rows.setdefault(row.prompt, row)
-            if first.answer != row.answer:
+            times[row.prompt] += 1
+            if rows.setdefault(row.prompt, row).answer != row.answer:
                 contradicted.add(row.prompt)
-            elif first is not row:
-                dropped["a question that was read before"] += 1
-    if contradicted:
-        dropped["a question that comes with two letters"] = len(contradicted)
-        rows = {prompt: row for prompt, row in rows.items() if prompt not in contradicted}
+    again = {prompt: count - 1 for prompt, count in times.items() if prompt not in contradicted}
+    dropped = {
+        "a question that was read before": sum(again.values()),
+        "a question that comes with two letters": sum(times[prompt] for prompt in contradicted),
+    }
+    rows = {prompt: row for prompt, row in rows.items() if prompt not in contradicted}
     if not rows:
         raise DataError(f"{path} holds no questions")
-    return InstructionSet(tuple(rows.values()), str(path), dict(dropped))
+    return InstructionSet(
+        tuple(rows.values()), str(path), {reason: count for reason, count in dropped.items() if count}
+    )
