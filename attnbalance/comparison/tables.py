@@ -29,8 +29,8 @@ def recall_json(comparison: Comparison) -> list[dict[str, Any]]:
     """The content of `recall.json`: accuracy of each label whose recall was measured, overall and by popularity.
 
     `by_popularity` holds one entry for each fifth of the prompts with known popularity, most popular first (quintile
-    0), and `top_percentiles` the accuracy on the x% most popular ones; `tied` counts the prompts of a fifth whose
-    popularity occurs in another fifth too. `scoring` is what counts as right, and `by_scoring` gives the accuracy by
+    0), and `top_percentiles` the accuracy on the x% most popular ones; `tied` counts the prompts of a fifth, or of the
+    x%, whose popularity occurs outside it too. `scoring` is what counts as right, and `by_scoring` gives the accuracy by
     each of `SCORINGS`. `f1` is the mean of SQuAD's F1. `shortcut_rate` is over `shortcut_n` wrong answers: those about
     relations whose most frequent training answer is known. Accuracies and rates lie in [0, 1].
     """
@@ -60,5 +60,8 @@ def _recall(recall: Recall) -> dict[str, Any]:
             {"quintile": fifth, "popularity_low": low, "popularity_high": high, "tied": tied} | _accuracy(rate)
             for fifth, (((low, high), rate), tied) in enumerate(zip(recall.by_quintile(), recall.tied(), strict=True))
         ],
-        "top_percentiles": [{"percent": x} | _accuracy(top) for x, top in recall.by_top_percentile()],
+        "top_percentiles": [
+            {"percent": x, "tied": tied} | _accuracy(rate)
+            for (x, rate), tied in zip(recall.by_top_percentile(), recall.tied_tops(), strict=True)
+        ],
     }

@@ -20,7 +20,8 @@ from attnbalance.explanation.conclusions import (
 )
 from attnbalance.models.weights import PARTS
 from attnbalance.readings.change import Change
-from attnbalance.readings.recall import Recall, compare_accuracy
+from attnbalance.readings.paired_accuracy import compare_accuracy
+from attnbalance.readings.recall import Recall
 from attnbalance.readings.salience import ReadoutRanks
 from attnbalance.readings.steering import STRENGTH, Treatment, rescue
 from attnbalance.statistics.intervals import mean_intervals, ratio_intervals

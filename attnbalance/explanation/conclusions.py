@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from attnbalance.comparison.comparison import Comparison
 from attnbalance.data.prompts import Prompt
-from attnbalance.readings.recall import PairedAccuracy
+from attnbalance.readings.paired_accuracy import PairedAccuracy
 from attnbalance.readings.steering import STRENGTH, Rescue
 from attnbalance.statistics.intervals import Interval
 

@@ -12,7 +12,6 @@ from types import NoneType
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import FactSet
@@ -27,7 +26,7 @@ from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit
 from attnbalance.statistics.intervals import Interval, mean_intervals
-from attnbalance.statistics.shares import gain_interval, share_interval
+from attnbalance.statistics.shares import share_interval
 
 PERCENTILES = tuple(range(10, 101, 10))
 
@@ -122,8 +121,7 @@ class Recall:
     def by_top_percentile(self) -> list[tuple[int, Interval]]:
         """(x, accuracy on the x% most popular prompts) for x = 10, 20, ..., 100 (Ghosal et al. 2024, Figure 4)."""
         ranked = self._ranked()
-        sizes = [(x, -(-len(ranked) * x // 100)) for x in PERCENTILES]
-        return [(x, self._share(ranked[:size])) for x, size in sizes if size]
+        return [(x, self._share(ranked[:size])) for x, size in self._top_sizes()]
 
     def quintiles(self) -> list[list[int]]:
         """Indices of the prompts in each fifth by popularity, most popular first; empty fifths are left out."""
@@ -153,6 +151,19 @@ class Recall:
         fifths = Counter(value for part in parts for value in set(part))
         return [sum(fifths[value] > 1 for value in part) for part in parts]
 
+    def tied_tops(self) -> list[int]:
+        """For each x of `by_top_percentile`, the number of its prompts whose popularity also occurs outside it.
+
+        Which of the equally popular ones are in it is left to chance.
+        """
+        popularity = [self.popularity[i] for i in self._ranked()]
+        return [popularity[:size].count(next(iter(popularity[size:]), None)) for _, size in self._top_sizes()]
+
+    def _top_sizes(self) -> list[tuple[int, int]]:
+        """(x, the number of prompts in the x% most popular ones), without empty ones."""
+        known = len(self.popularity) - self.popularity.count(None)
+        return [(x, size) for x in PERCENTILES if (size := -(-known * x // 100))]
+
     def _ranked(self) -> list[int]:
         """Indices of prompts with known popularity, most popular first.
 
@@ -169,46 +180,6 @@ class Recall:
 
     def _share(self, indices: Sequence[int]) -> Interval:
         return share_interval([self.correct[i] for i in indices], [self.subjects[i] for i in indices])
-
-
-@dataclass(frozen=True)
-class PairedAccuracy:
-    """The accuracy of a model a minus that of b on the same prompts, with the exact McNemar test.
-
-    Attributes:
-        interval: The difference with its 95% interval.
-        a_only: Number of prompts that only a answers correctly.
-        b_only: Number of prompts that only b answers correctly.
-        p_value: Of the exact two-sided McNemar test on these two numbers, which treats prompts as independent.
-    """
-
-    interval: Interval
-    a_only: int
-    b_only: int
-    p_value: float
-
-    @property
-    def differs(self) -> bool:
-        """Whether one is more accurate: the interval excludes zero and the exact test has p < 0.05.
-
-        With about five prompts that are answered differently, the interval can exclude zero while the exact test has
-        p > 0.05. With several prompts for each subject, the test's p is too small, since it treats them as independent.
-        """
-        return self.interval.excludes_zero and self.p_value < 0.05
-
-
-def compare_accuracy(a: Recall, b: Recall) -> PairedAccuracy:
-    """Compare two models' accuracy on the same prompts; raises `DataError` for different prompts, or scorings."""
-    if set(a.prompt_ids) != set(b.prompt_ids):
-        raise DataError("a paired comparison needs the same prompts in both recalls")
-    if a.scoring != b.scoring:
-        raise DataError(
-            f"a paired comparison needs one scoring, got {a.scoring} and {b.scoring}; choose one with `Recall.by`"
-        )
-    gained = np.asarray(a.correct, dtype=int) - np.asarray(b.at(a.prompt_ids).correct, dtype=int)
-    a_only, b_only = int((gained > 0).sum()), int((gained < 0).sum())
-    p_value = float(stats.binomtest(a_only, a_only + b_only).pvalue) if a_only + b_only else 1.0
-    return PairedAccuracy(gain_interval(gained, a.subjects), a_only, b_only, p_value)
 
 
 def score(

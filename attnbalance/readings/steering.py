@@ -18,7 +18,8 @@ from attnbalance.errors import BadRowsError, DataError
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, Heads, Span, boost_attention, patch_rows, random_tokens, tokens_of
 from attnbalance.models.weights import changed_parts, check_shapes, transplants, weight_parts
-from attnbalance.readings.recall import PairedAccuracy, Recall, answer_budgets, compare_accuracy, recall
+from attnbalance.readings.paired_accuracy import PairedAccuracy, compare_accuracy
+from attnbalance.readings.recall import Recall, answer_budgets, recall
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import share_interval
 

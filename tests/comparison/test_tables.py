@@ -65,6 +65,7 @@ def test_recall_json_holds_both_scorings_and_the_ties_across_fifths():
     assert top["by_scoring"][CONTAINMENT]["accuracy"] == 0.9
     assert top["f1"]["mean"] == pytest.approx((1 + 3 * 0.75) / 4)  # the fakes' F1 is 1 or a quarter
     assert [part["tied"] for part in top["by_popularity"]] == [1, 1, 0, 0, 0]
+    assert [part["tied"] for part in top["top_percentiles"]] == [0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
 
 
 def test_recall_json_without_wrong_answers_or_popularity_has_no_rate_and_no_fifths():

@@ -13,22 +13,8 @@ from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Template, make_prompts
 from attnbalance.data.scoring import CONTAINMENT, EXACT_MATCH, SCORINGS, WHOLE_WORDS
 from attnbalance.errors import DataError, OutputError
-from attnbalance.readings.recall import Recall, compare_accuracy, score
-from attnbalance.readings.steering import rescue
-
-
-def _recall(correct, *, popularity=None, subjects=None, shortcut=None):
-    n = len(correct)
-    ids = tuple(f"p{i}" for i in range(n))
-    return Recall(
-        ids,
-        tuple(subjects or ids),
-        tuple(popularity or [None] * n),
-        ("x",) * n,
-        dict.fromkeys(SCORINGS, tuple(correct)),
-        tuple(map(float, correct)),
-        tuple(shortcut or [False] * n),
-    )
+from attnbalance.readings.recall import Recall, score
+from tests.recalls import a_recall
 
 
 def test_scoring_tells_right_answers_from_the_shortcut():
@@ -103,23 +89,23 @@ def test_the_shortcut_stands_as_whole_words_under_each_scoring():
 
 
 def test_without_wrong_answers_of_a_trained_relation_there_is_no_shortcut_rate():
-    assert _recall([True, True]).shortcut_rate() is None
-    assert _recall([True, False], shortcut=[False, None]).shortcut_rate() is None
+    assert a_recall([True, True]).shortcut_rate() is None
+    assert a_recall([True, False], shortcut=[False, None]).shortcut_rate() is None
 
 
 def test_fifths_go_from_the_most_popular_down_and_leave_the_unknown_out():
     popularity = [None if i == 3 else float(i) for i in range(11)]
-    parts = _recall([True] * 11, popularity=popularity).quintiles()
+    parts = a_recall([True] * 11, popularity=popularity).quintiles()
     assert parts == [[10, 9], [8, 7], [6, 5], [4, 2], [1, 0]]
-    assert _recall([True] * 3).quintiles() == []
-    assert _recall([True] * 3, popularity=[1.0, 2.0, 3.0]).quintiles() == [[2], [1], [0]]
+    assert a_recall([True] * 3).quintiles() == []
+    assert a_recall([True] * 3, popularity=[1.0, 2.0, 3.0]).quintiles() == [[2], [1], [0]]
 
 
 def test_equal_popularities_fall_into_fifths_whatever_their_relation_or_order():
     relations = 5
     names = [f"{relation}/{i}" for relation in "abcde" for i in range(20)]
     correct = [name.startswith("a") for name in names]  # one relation in five is known
-    recall = replace(_recall(correct, popularity=[1.0] * len(names)), prompt_ids=tuple(names))
+    recall = replace(a_recall(correct, popularity=[1.0] * len(names)), prompt_ids=tuple(names))
     shares = [sum(correct[i] for i in part) / len(part) for part in recall.quintiles()]
     spread = math.sqrt(0.2 * 0.8 / 20)  # of a share of 20 drawn at random
     assert max(abs(share - 1 / relations) for share in shares) < 3 * spread
@@ -131,14 +117,30 @@ def test_equal_popularities_fall_into_fifths_whatever_their_relation_or_order():
 
 
 def test_ties_are_counted_where_they_cross_fifths_alone():
-    assert _recall([True] * 5, popularity=[5.0, 4.0, 3.0, 2.0, 1.0]).tied() == [0] * 5
-    assert _recall([True] * 10, popularity=[5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0]).tied() == [0] * 5
-    assert _recall([True] * 10, popularity=[9.0, 8.0, 4.0, 3.0, 3.0, 3.0, 3.0, 2.0, 1.0, 0.0]).tied() == [0, 1, 2, 1, 0]
-    assert _recall([True] * 3).tied() == []
+    assert a_recall([True] * 5, popularity=[5.0, 4.0, 3.0, 2.0, 1.0]).tied() == [0] * 5
+    assert a_recall([True] * 10, popularity=[5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0]).tied() == [0] * 5
+    assert a_recall([True] * 10, popularity=[9.0, 8.0, 4.0, 3.0, 3.0, 3.0, 3.0, 2.0, 1.0, 0.0]).tied() == [
+        0,
+        1,
+        2,
+        1,
+        0,
+    ]
+    assert a_recall([True] * 3).tied() == []
+
+
+def test_ties_are_counted_where_they_cross_the_border_of_the_most_popular_alone():
+    apart = a_recall([True] * 10, popularity=[float(i) for i in range(10)])
+    assert apart.tied_tops() == [0] * 10
+    some = a_recall([True] * 10, popularity=[9.0, 8.0, 4.0, 3.0, 3.0, 3.0, 3.0, 2.0, None, 0.0])
+    assert [x for x, _ in some.by_top_percentile()] == list(range(10, 101, 10))
+    assert [found.n for _, found in some.by_top_percentile()] == [1, 2, 3, 4, 5, 6, 7, 8, 9, 9]
+    assert some.tied_tops() == [0, 0, 0, 1, 2, 3, 0, 0, 0, 0]
+    assert a_recall([True] * 3).tied_tops() == []
 
 
 def test_accuracies_by_fifth_and_by_top_percentile_are_hand_counted():
-    recall = _recall([i < 5 for i in range(10)], popularity=[100.0 - i for i in range(10)])
+    recall = a_recall([i < 5 for i in range(10)], popularity=[100.0 - i for i in range(10)])
     fifths = recall.by_quintile()
     assert [found.mean for _, found in fifths] == [1, 1, 0.5, 0, 0]
     assert [bounds for bounds, _ in fifths][:2] == [(99, 100), (97, 98)]
@@ -149,95 +151,16 @@ def test_accuracies_by_fifth_and_by_top_percentile_are_hand_counted():
 
 
 def test_the_whole_is_the_last_top_percentile():
-    recall = _recall([i % 3 == 0 for i in range(30)], popularity=[float(i) for i in range(30)])
+    recall = a_recall([i % 3 == 0 for i in range(30)], popularity=[float(i) for i in range(30)])
     assert recall.by_top_percentile()[-1][1].mean == recall.accuracy().mean == pytest.approx(1 / 3)
 
 
 def test_selection_takes_every_column_in_the_order_asked():
-    recall = _recall([True, False, True], popularity=[1.0, None, 3.0], shortcut=[False, True, False])
+    recall = a_recall([True, False, True], popularity=[1.0, None, 3.0], shortcut=[False, True, False])
     found = recall.at(["p2", "p1"])
     assert (found.correct, found.shortcut, found.popularity) == ((True, False), (False, True), (3.0, None))
     with pytest.raises(DataError, match="no prompt 'x'"):
         recall.at(["x"])
-
-
-def test_mcnemar_is_the_binomial_test_of_the_prompts_that_one_alone_gets_right():
-    a, b = _recall([True] * 9 + [False] * 3), _recall([True] * 2 + [False] * 7 + [True] + [False] * 2)
-    found = compare_accuracy(a, b)
-    assert (found.a_only, found.b_only) == (7, 1)
-    assert found.p_value == pytest.approx(2 * (1 + 8) / 2**8)  # P(at most 1 of 8), on both sides
-    assert found.interval.mean == pytest.approx(6 / 12)
-
-
-def test_a_model_does_not_differ_from_itself():
-    a = _recall([True, False, True])
-    found = compare_accuracy(a, a)
-    assert (found.a_only, found.b_only, found.p_value) == (0, 0, 1.0)
-    assert found.interval.mean == 0
-    assert not found.interval.excludes_zero
-
-
-def test_the_difference_turned_round_changes_its_sign():
-    a, b = _recall([i % 2 == 0 for i in range(20)]), _recall([i % 5 == 0 for i in range(20)])
-    there, back = compare_accuracy(a, b), compare_accuracy(b, a)
-    assert there.p_value == back.p_value
-    assert (there.interval.mean, there.interval.low, there.interval.high) == pytest.approx(
-        (-back.interval.mean, -back.interval.high, -back.interval.low), abs=0.06
-    )
-
-
-def test_the_order_of_prompts_changes_nothing():
-    a, b = _recall([i % 2 == 0 for i in range(20)]), _recall([i % 5 == 0 for i in range(20)])
-    assert compare_accuracy(a, b.at(b.prompt_ids[::-1])) == compare_accuracy(a, b)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_two_questions_are_too_few_to_say_that_one_model_is_always_better(sign):
-    better, worse = (True, False)[::sign]
-    few = compare_accuracy(_recall([better] * 2), _recall([worse] * 2)).interval
-    assert few.mean == sign
-    assert not few.excludes_zero
-    many = compare_accuracy(_recall([better] * 40), _recall([worse] * 40)).interval
-    assert many.excludes_zero
-    low = 2 * 40 / (40 + 1.959964**2) - 1  # Wilson's lower end for 40 of 40 gains; the rest could be losses
-    assert sorted((sign * many.low, sign * many.high)) == pytest.approx([low, 1], abs=1e-6)
-
-
-def test_no_difference_on_few_questions_is_no_proof_of_none():
-    same = _recall([True, False] * 10)
-    found = compare_accuracy(same, same)
-    other = 1.959964**2 / (20 + 1.959964**2)  # Wilson's upper end for 0 of 20 questions answered differently
-    assert (found.a_only, found.b_only, found.p_value) == (0, 0, 1.0)
-    assert (found.interval.mean, found.interval.low, found.interval.high) == pytest.approx((0, -other, other), abs=1e-6)
-
-
-def test_a_difference_needs_the_interval_and_the_exact_test():
-    few = compare_accuracy(_recall([True] * 5 + [False] * 795), _recall([False] * 800))
-    assert few.interval.excludes_zero
-    assert few.p_value == pytest.approx(0.0625)  # 2 / 2 ** 5
-    assert not few.differs
-    enough = compare_accuracy(_recall([True] * 12 + [False] * 788), _recall([False] * 800))
-    assert enough.differs
-    one_subject = compare_accuracy(_recall([True] * 30, subjects=["s"] * 30), _recall([False] * 30))
-    assert one_subject.p_value < 0.05
-    assert not one_subject.differs
-
-
-@pytest.mark.parametrize("b", [[False, False], [True, True]])
-def test_one_subject_gives_no_interval_for_gains_that_are_alike(b):
-    interval = compare_accuracy(_recall([True, True], subjects=["s", "s"]), _recall(b)).interval
-    assert math.isnan(interval.low)
-    assert math.isnan(interval.high)
-
-
-def test_a_difference_in_accuracy_stays_between_minus_and_plus_all():
-    interval = compare_accuracy(_recall([True] * 5 + [False]), _recall([False] * 6)).interval
-    assert 0 < interval.low < 5 / 6 < interval.high <= 1
-
-
-def test_one_subject_gives_no_interval_for_mixed_gains():
-    found = compare_accuracy(_recall([True, False], subjects=["s", "s"]), _recall([False, False], subjects=["s", "s"]))
-    assert math.isnan(found.interval.low)
 
 
 def test_a_prompt_that_occurs_twice_is_refused():
@@ -249,19 +172,6 @@ def test_a_prompt_that_occurs_twice_is_refused():
         score(prompts, ["Paris", "Lyon"], {})
     with pytest.raises(DataError, match="occurs more than once"):
         score(prompts[:1], ["Paris"], {}).at([prompts[0].prompt_id] * 2)
-
-
-def test_recalls_of_two_scorings_are_not_compared():
-    recall = _recall([True, False] * 5)
-    with pytest.raises(DataError, match="one scoring, got whole-words and containment"):
-        compare_accuracy(recall, recall.by(CONTAINMENT))
-    with pytest.raises(DataError, match="recalls of one scoring"):
-        rescue(recall, recall.by(CONTAINMENT), recall)
-
-
-def test_recalls_of_different_prompts_are_not_compared():
-    with pytest.raises(DataError, match="same prompts"):
-        compare_accuracy(_recall([True]), _recall([True, True]))
 
 
 def test_saved_answers_are_read_again_and_refused_by_the_name_that_was_changed() -> None:
