@@ -96,10 +96,10 @@ from .readings.direct_attribution import (
 from .readings.drift import read_drift as read_drift
 from .readings.knowledge import Knowledge as Knowledge
 from .readings.knowledge import knowledge as knowledge
+from .readings.paired_accuracy import compare_accuracy as compare_accuracy
 from .readings.reading import Reading as Reading
 from .readings.reading import difference as difference
 from .readings.recall import Recall as Recall
-from .readings.paired_accuracy import compare_accuracy as compare_accuracy
 from .readings.recall import recall as recall
 from .readings.relevance import Relevance as Relevance
 from .readings.relevance import read_relevance as read_relevance

@@ -36,6 +36,7 @@ TYPED = (
     "attnbalance.finetuning.choice_answers",
     "attnbalance.finetuning.evaluation",
     "attnbalance.finetuning.examples",
+    "attnbalance.finetuning.labelled_logits",
     "attnbalance.finetuning.objectives",
     "attnbalance.finetuning.output_loss",
     "attnbalance.finetuning.parameters",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError
 from attnbalance.readings.curves import Curve, layer_curve
-from attnbalance.readings.reading import Reading, difference
 from attnbalance.readings.paired_accuracy import PairedAccuracy, compare_accuracy
+from attnbalance.readings.reading import Reading, difference
 from attnbalance.readings.recall import Recall
 
 

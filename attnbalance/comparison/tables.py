@@ -30,7 +30,7 @@ def recall_json(comparison: Comparison) -> list[dict[str, Any]]:
 
     `by_popularity` holds one entry for each fifth of the prompts with known popularity, most popular first (quintile
     0), and `top_percentiles` the accuracy on the x% most popular ones; `tied` counts the prompts of a fifth, or of the
-    x%, whose popularity occurs outside it too. `scoring` is what counts as right, and `by_scoring` gives the accuracy by
+    x%, whose popularity occurs outside it too. `scoring` is what counts as right; `by_scoring` gives the accuracy by
     each of `SCORINGS`. `f1` is the mean of SQuAD's F1. `shortcut_rate` is over `shortcut_n` wrong answers: those about
     relations whose most frequent training answer is known. Accuracies and rates lie in [0, 1].
     """

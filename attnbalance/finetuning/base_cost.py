@@ -11,7 +11,8 @@ from tqdm import tqdm
 
 from attnbalance.data.forms import BEST, FORMS
 from attnbalance.finetuning.completion import ASKED
-from attnbalance.finetuning.examples import REPLAYED, Example, about_facts, answer_logits
+from attnbalance.finetuning.examples import REPLAYED, Example, about_facts
+from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.finetuning.objectives.base_model import prompts_of, without_adapters
 from attnbalance.finetuning.objectives.best_forms import TRIED
 from attnbalance.finetuning.objectives.objective import Objective

@@ -14,7 +14,8 @@ from attnbalance.data.choices import Choice
 from attnbalance.data.instructions import InstructionSet
 from attnbalance.data.tokens import encode_continued
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.examples import IGNORED, Example, answer_logits
+from attnbalance.finetuning.examples import IGNORED, Example
+from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar
 from attnbalance.statistics.intervals import Interval

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import DynamicCache, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from attnbalance.arguments import expects
-from attnbalance.data.batches import batches, check_lengths
+from attnbalance.data.batches import check_lengths
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
 from attnbalance.data.tokens import Encoding
-from attnbalance.errors import BadRowsError, DataError, ModelError
-from attnbalance.models.forward import base_of, check_vocabulary, evaluating
-from attnbalance.models.hooked import HookedModel
-from attnbalance.models.prefix_cache import copies
-from attnbalance.models.shared_prefixes import with_prefixes
+from attnbalance.errors import BadRowsError, DataError
 
 IGNORED = -100
 """The label of a token that carries no loss (Hugging Face's convention)."""
@@ -249,52 +244,3 @@ def _join_targets(name: str, parts: Sequence[Tensor], length: int) -> Shaped[Ten
     if name.endswith(POSITIONS):
         return torch.stack([pad(part, (0, length - part.shape[-1])) for part in parts])
     return torch.stack(list(parts))
-
-
-def answer_logits(
-    model: HookedModel, examples: Sequence[Example], batch_size: int
-) -> Iterator[list[tuple[int, Float[Tensor, "token vocab"]]]]:
-    """The model's predictions of the labelled tokens of each example, with its index, a batch of examples at a time.
-
-    Batches are those of `batches.batches`, in another order than the examples. A prefix that prompts share is read
-    once, where the model's cache allows it. The model is in evaluation mode. Raises `BadRowsError` for examples longer
-    than the model's positions, `ModelError` for NaN logits, and `DataError` for a batch size below 1.
-    """
-    limit = model.max_positions or math.inf
-    long = [(i, f"{len(example.ids)} tokens") for i, example in enumerate(examples) if len(example.ids) > limit]
-    if long:
-        raise BadRowsError(
-            f"examples are longer than the model's {model.max_positions} positions", long, len(examples), "shorten them"
-        )
-    with evaluating(model.model):
-        longest = max((len(example.ids) for example in examples), default=0)
-        for prefix, group in with_prefixes(model, list(map(_unlabelled, examples)), longest=longest):
-            for indices in batches([len(examples[i].ids) for i in group], batch_size, model.alike_from):
-                own = [group[j] for j in indices]
-                yield list(zip(own, _labelled(model, [examples[i] for i in own], prefix), strict=True))
-
-
-def _unlabelled(example: Example) -> tuple[int, ...]:
-    """The tokens before the first label."""
-    first = next((i for i, label in enumerate(example.labels) if label != IGNORED), len(example.ids))
-    return tuple(example.ids[:first])
-
-
-@torch.no_grad()
-def _labelled(
-    model: HookedModel, examples: Sequence[Example], prefix: DynamicCache | None
-) -> list[Float[Tensor, "token vocab"]]:
-    """The predictions of the labelled tokens of a batch, whose prompts begin with the prefix."""
-    batch = {name: part.to(model.device) for name, part in collate(examples, model.pad_id).items() if name in INPUTS}
-    check_vocabulary(model.model, batch["input_ids"], model.name)
-    read, cached = 0, {"use_cache": False}
-    if prefix is not None:
-        read, cached = prefix.get_seq_length(), {"past_key_values": copies(prefix, len(examples))}
-        batch |= {name: batch[name][:, read:] for name in batch if name != "attention_mask"}
-    routed = getattr(base_of(model.model).config, "output_router_logits", False)  # a loss that a prefix does not fit
-    logits = model.model(**batch, **cached, **({"output_router_logits": False} if routed else {})).logits
-    positions = [(torch.tensor(example.labels) != IGNORED).nonzero()[:, 0] - 1 - read for example in examples]
-    labelled = [logits[i, position.to(logits.device)].float() for i, position in enumerate(positions)]
-    if torch.stack([each.isnan().any() for each in labelled]).any():
-        raise ModelError(f'{model.name} gives NaN logits for answers; try `dtype="float32"`')
-    return labelled

@@ -29,6 +29,7 @@ from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.finetuning.parameters import FrozenWeights
 from attnbalance.finetuning.schedule import Schedule
 from attnbalance.finetuning.trainer import ObjectiveTrainer
+from attnbalance.finetuning.trainer_checks import own_loss
 from attnbalance.finetuning.training_log import stops, validation_losses
 
 
@@ -156,7 +157,14 @@ def _arguments(work: Path, schedule: Schedule, validates: bool, bars: bool) -> T
 
 
 class _Trainer(ObjectiveTrainer):
-    """Refuses gradients that train nothing; raises one kind of error for a checkpoint that cannot be written."""
+    """Refuses gradients that train nothing; raises one kind of error for a checkpoint that cannot be written.
+
+    Of plain cross-entropy on examples it computes the logits of labelled tokens alone, where nothing but the labels is
+    in the loss.
+    """
+
+    def _own_loss(self) -> bool:
+        return super()._own_loss() or (self._on_examples and self.args.n_gpu <= 1 and not own_loss(self))
 
     def validation_objective(self) -> float:
         """The base's objective on the validation examples, as checkpoints are chosen by it; draws no random number."""

@@ -13,8 +13,9 @@ from torch.nn.functional import cross_entropy
 from attnbalance.arguments import expects
 from attnbalance.data.instructions import InstructionSet
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.examples import IGNORED, answer_logits
+from attnbalance.finetuning.examples import IGNORED
 from attnbalance.finetuning.instruct import instruction_examples
+from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar
 

@@ -13,7 +13,8 @@ from attnbalance.arguments import expects
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
 from attnbalance.errors import DataError
-from attnbalance.finetuning.examples import IGNORED, answer_logits, examples_of
+from attnbalance.finetuning.examples import IGNORED, examples_of
+from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.answer_checks import check_tokens

@@ -31,6 +31,7 @@ from attnbalance.finetuning.example_sets import (
     rows_collator,
 )
 from attnbalance.finetuning.examples import EXTRA, QUERY, about_facts, collate, sizes_of
+from attnbalance.finetuning.labelled_logits import only_labelled
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass, forward_pass
 from attnbalance.finetuning.objectives.gradients import GradientRules
 from attnbalance.finetuning.objectives.objective import Objective
@@ -48,6 +49,7 @@ from attnbalance.finetuning.trainer_checks import (
     router_coefficient,
     router_loss,
 )
+from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
 
 if TYPE_CHECKING:
@@ -89,12 +91,9 @@ class ObjectiveMixin(_Base):
     ) -> None:
         """Takes what the trainer's own class takes, and three arguments more.
 
-        Args:
-            *args: Passed on to the trainer's own class.
-            objective: What training minimizes.
-            frozen: Entries of partly trained weights that stay as they are (see `train_only`).
-            gradient_rank: Largest rank of each matrix's gradient (Xu & Chen 2025, appendix H: 1); None: no limit.
-            **kwargs: Passed on to the trainer's own class.
+        objective: what training minimizes.
+        frozen: entries of partly trained weights that stay as they are (see `train_only`).
+        gradient_rank: largest rank of each matrix's gradient (Xu & Chen 2025, appendix H: 1); None: no limit.
         """
         held = {name: kwargs[name] for name in DATA_ARGUMENTS if any(map(are_examples, data_sets(kwargs.get(name))))}
         super().__init__(*args, **kwargs | {name: as_table(data) for name, data in held.items()})
@@ -105,8 +104,7 @@ class ObjectiveMixin(_Base):
         self._sizes_of_step: tuple[float, float, int] | None = None
         self._hooked: HookedModel | None = None
         self._targets: BaseTargets | None = None
-        self.base_completes = dict[str, float]()
-        self._router = 0.0
+        self.base_completes, self._router = dict[str, float](), 0.0
         model: nn.Module = self.model  # pyright: ignore[reportAssignmentType]
         check_loss(self, self.objective)
         self._base_sums = base_sums(model)
@@ -118,13 +116,17 @@ class ObjectiveMixin(_Base):
             self._use_examples(model, kwargs.get("data_collator"))
         else:
             self.data_collator = rows_collator(self.data_collator, self._all_data(), self.objective)
-        if not self.objective.plain:
+        if self._own_loss():
             self.loss_is_scaled_for_ga = True
         rules = gradient_rank is not None or self.objective.changes_gradients
         check_ways_of_training(self, self.objective, rules, self._frozen, self._hooked is not None)
         self._rules = GradientRules(model, self.objective, gradient_rank)
         self.add_callback(RestoreFrozen(self._frozen))
         self.add_callback(LogBase(self.base_completes))
+
+    def _own_loss(self) -> bool:
+        """Whether the loss is computed here, and not by the trainer's own class."""
+        return not self.objective.plain
 
     def _all_data(self) -> list[Any]:
         """All data sets for training and evaluation."""
@@ -182,7 +184,7 @@ class ObjectiveMixin(_Base):
     ) -> tuple[list[Any], Tensor | int | None]:
         """The batches that one optimizer step accumulates; counts their tokens and examples over all processes."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if not self.objective.plain and batches:
+        if self._own_loss() and batches:
             counts = torch.zeros(2, device=device)
             for batch in batches:
                 counts += torch.tensor(sizes_of(batch["labels"]), device=device)
@@ -199,22 +201,20 @@ class ObjectiveMixin(_Base):
     ) -> Any:
         """The objective's loss; with `return_outputs`, in evaluation, also what is watched of every example.
 
-        Args:
-            model: The model, wrapped as the trainer trains it.
-            inputs: A batch of `collate`.
-            return_outputs: Whether to return the outputs too.
-            num_items_in_batch: Passed on where the trainer computes the loss itself.
+        The model is wrapped as the trainer trains it; `inputs` is a batch of `collate`; `num_items_in_batch` is passed
+        on where the trainer's own class computes the loss.
         """
         extra = {name: value for name, value in inputs.items() if name.startswith(EXTRA)}
         inputs = {name: value for name, value in inputs.items() if name not in extra}
         watching = return_outputs and not model.training and isinstance(self.compute_metrics, WatchedMeans)
-        if self.objective.plain and not watching:
+        if not (self._own_loss() or watching):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         own = None  # a loss of the trainer's own, which evaluations of plain cross-entropy report as well
         if self.objective.plain and own_loss(self):
             own = super().compute_loss(model, dict(inputs), False, num_items_in_batch)
         labels = inputs.pop("labels")
-        outputs = self._forward(model, inputs, extra, watching)
+        kept = {} if return_outputs and not watching else only_labelled(base_of(self.model), labels)  # pyright: ignore
+        outputs = self._forward(model, {**inputs, **kept}, extra, watching)
         kernel = None if self._hooked is None else self._hooked.kernel
         forward = forward_pass(outputs, {**inputs, **extra, "labels": labels}, kernel)
         loss = self._loss(forward, labels, outputs, model.training and torch.is_grad_enabled())

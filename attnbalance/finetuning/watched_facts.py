@@ -17,7 +17,8 @@ from attnbalance.data.facts import FactSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Template, make_prompts
 from attnbalance.data.tokens import as_chat
-from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, answer_logits, examples_of
+from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, examples_of
+from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.divergence import KL, divergence_of, make_predictions
 from attnbalance.finetuning.objectives.objective import Term

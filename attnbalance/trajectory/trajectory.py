@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from attnbalance.comparison.comparison import Comparison
-from attnbalance.readings.reading import Reading, difference
 from attnbalance.readings.paired_accuracy import PairedAccuracy
+from attnbalance.readings.reading import Reading, difference
 from attnbalance.statistics.intervals import Interval, mean_intervals
 
 

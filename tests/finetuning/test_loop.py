@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 
@@ -10,9 +11,10 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from short_runs import SHORT, SPLIT, Killed, assert_equal_weights, short, weights
+from transformers import LlamaForCausalLM
 
 from attnbalance.errors import DivergenceError, OutputError
-from attnbalance.finetuning import callbacks
+from attnbalance.finetuning import callbacks, loop
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.objectives import expression
 from attnbalance.finetuning.settings import FinetuneSettings
@@ -159,3 +161,29 @@ def test_parts_of_a_batch_add_up_to_the_batch(llama, tmp_path):
     parts = finetune(llama, SPLIT, tmp_path / "parts", short(accumulate=4))
     for name, value in weights(whole.path).items():
         torch.testing.assert_close(value, weights(parts.path)[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_cross_entropy_on_labels_alone_trains_as_transformers_own_loss(llama, tmp_path, monkeypatch, accumulate):
+    widths = list[tuple[int, int]]()
+    own_forward = LlamaForCausalLM.forward
+
+    @functools.wraps(own_forward)
+    def watched(model, *args, **kwargs):
+        output = own_forward(model, *args, **kwargs)
+        if model.training:
+            widths.append((output.logits.shape[1], kwargs["input_ids"].shape[1]))
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", watched)
+    settings = short(accumulate=accumulate)
+    ours = finetune(llama, SPLIT, tmp_path / "ours", settings)
+    assert all(logits < tokens for logits, tokens in widths)
+    widths.clear()
+    monkeypatch.setattr(loop, "own_loss", lambda trainer: ["transformers' own"])
+    theirs = finetune(llama, SPLIT, tmp_path / "theirs", settings)
+    assert all(logits == tokens for logits, tokens in widths)
+    assert len(widths) == settings.steps * accumulate
+    # float32 sums in another order; Adam's first steps are as long as the rate wherever a gradient is not 0
+    assert list(ours.validation_loss.values()) == pytest.approx(list(theirs.validation_loss.values()), rel=1e-4)
+    assert ours.validation_loss[settings.steps] != pytest.approx(ours.base_loss, rel=1e-2)

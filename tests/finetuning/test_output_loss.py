@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.errors import DataError, ModelError
 from attnbalance.finetuning import output_loss as module
-from attnbalance.finetuning.examples import answer_logits
+from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.finetuning.output_loss import read_output_loss
 from attnbalance.models.load import load_model
 

@@ -11,7 +11,7 @@ import pytest
 
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Template, make_prompts
-from attnbalance.data.scoring import CONTAINMENT, EXACT_MATCH, SCORINGS, WHOLE_WORDS
+from attnbalance.data.scoring import CONTAINMENT, EXACT_MATCH, WHOLE_WORDS
 from attnbalance.errors import DataError, OutputError
 from attnbalance.readings.recall import Recall, score
 from tests.recalls import a_recall

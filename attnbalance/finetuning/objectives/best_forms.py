@@ -15,7 +15,8 @@ from torch import Tensor
 from attnbalance.data.forms import FORMS, in_form
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError, DataError
-from attnbalance.finetuning.examples import IGNORED, REPLAYED, Example, answer_logits, examples_of
+from attnbalance.finetuning.examples import IGNORED, REPLAYED, Example, examples_of
+from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.finetuning.objectives.base_model import prompts_of
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar

@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError
-from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, answer_logits
+from attnbalance.finetuning.examples import IGNORED, TOKENS, Example
+from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.finetuning.objectives.alignment import Match, match_tokens, space_tables, text_end
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass

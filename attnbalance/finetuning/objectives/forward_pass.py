@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.examples import HAS_FACT, IGNORED, QUERY, SPAN, TARGET
+from attnbalance.finetuning.examples import HAS_FACT, QUERY, SPAN, TARGET
+from attnbalance.finetuning.labelled_logits import labelled_logits
 from attnbalance.models.forward import rows_of_output, states_of_output
 
 
@@ -75,19 +76,21 @@ class ForwardPass:
 
 
 def forward_pass(outputs: Any, batch: Mapping[str, Tensor], kernel: str | None) -> ForwardPass:
-    """A model's outputs for a batch of `collate`; `kernel` is the attention implementation of its `HookedModel`."""
-    labels = batch["labels"]
-    example, position = (labels[:, 1:] != IGNORED).nonzero().unbind(-1)
+    """A model's outputs for a batch of `collate`, with all logits or those of `only_labelled`.
+
+    `kernel` is the attention implementation of its `HookedModel`.
+    """
+    logits, labels, example = labelled_logits(outputs.logits, batch["labels"])
     rows = states = None
     if getattr(outputs, "attentions", None) and kernel is not None:
         rows = rows_of_output(outputs, kernel, batch[QUERY], batch["attention_mask"] != 0)
     if getattr(outputs, "hidden_states", None):
         states = states_of_output(outputs, batch[QUERY])
     return ForwardPass(
-        logits=outputs.logits[example, position],
-        labels=labels[example, position + 1],
+        logits=logits,
+        labels=labels,
         example=example,
-        examples=len(labels),
+        examples=len(batch["labels"]),
         rows=rows,
         states=states,
         spans={name.removeprefix(SPAN): value for name, value in batch.items() if name.startswith(SPAN)},
