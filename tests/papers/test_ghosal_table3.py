@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from attnbalance.data.choices import Choice
+from attnbalance.data.instructions import InstructionSet
 from attnbalance.finetuning.choice_answers import read_choices
-from attnbalance.models.load import load_model
+from attnbalance.models.load import load_limits, load_model
 from attnbalance.papers.figure import CellResult
 from attnbalance.papers.finetuned import BASE, LOSS
 from attnbalance.papers.ghosal_table3 import FIGURES, PARTS, halves, part_of
@@ -21,7 +22,7 @@ from attnbalance.papers.sources import Sources
 
 @pytest.fixture
 def sources(stories: Path, tmp_path: Path) -> Sources:
-    rows = [f"Which is word {i}?,cat {i},dog {i},cow,{'ABC'[i % 3]}" for i in range(60)]
+    rows = [f"Which is {'a big ' * (i % 2)}word {i}?,cat {i},dog {i},cow,{'ABC'[i % 3]}" for i in range(60)]
     (tmp_path / "words_val.csv").write_text("\n".join(rows) + "\n")
     return Sources(model=str(stories), choices=str(tmp_path))
 
@@ -60,6 +61,25 @@ def test_cells_run_and_become_panels_and_claims_that_do_not_count(sources: Sourc
     (panel,) = TABLE.panels(results)
     assert panel.series[0].x == ("zero-shot", "constant letter", "FT-top", "FT-bottom", "FT-whole")
     assert not any(claim.scored for claim in TABLE.claims(results))
+
+
+def test_questions_longer_than_the_scale_reads_are_neither_learned_nor_asked(sources: Sources) -> None:
+    cells = TABLE.cells("tiny", range(2), sources)
+    base, whole = (next(c.settings for c in cells if c.settings["split"] == split) for split in (BASE, "whole"))
+    trained, tested = halves(base)
+    tokenizer, _ = load_limits(str(sources.model))
+
+    def lengths(questions: InstructionSet) -> list[int]:
+        return [len(tokenizer(row.prompt + row.output)["input_ids"]) + 1 for row in questions.rows]  # the end
+
+    longest = min(lengths(tested)) + 2
+    few = {**base, "longest": longest}, {**whole, "longest": longest}
+    shorter = [sum(length <= longest for length in lengths(part)) for part in (trained, tested)]
+    assert 0 < shorter[1] < len(tested)
+    assert len(TABLE.run(few[0])["zero-shot"]["right"]) == shorter[1]
+    values = TABLE.run(few[1])
+    assert len(values["right"]) == shorter[1]
+    assert values["trained on"] == shorter[0] - max(1, round(0.1 * shorter[0]))
 
 
 def hand_made(scale: str = "paper", parameters: int = 7_000_000_000) -> list[CellResult]:
