@@ -132,7 +132,7 @@ def make_all() -> None:
         write(DOCS / "_made" / f"{name}.md", sortable(text))
     make_figure()
     for notebook in sorted((ROOT / "tutorials").glob("*.ipynb")):
-        write(DOCS / "tutorials" / notebook.name, notebook.read_text())
+        write(DOCS / "tutorials" / notebook.name, notebook.read_text().replace("](../docs/", "](../"))
 
 
 def write(path: Path, text: str) -> None:

@@ -254,6 +254,15 @@ def test_what_was_not_measured_is_said_and_the_rest_is_shown(made, said, tmp_pat
     assert page.unclosed == []
 
 
+@pytest.mark.parametrize("popular", [True, False])
+def test_the_table_of_accuracy_has_a_column_of_popularity_only_where_it_is_known(popular, tmp_path):
+    head, *rows = _page(a_comparison(ATTENTION, CORRECT, popular=popular), tmp_path).tables["accuracy"]
+    assert head[:3] == (["", "popularity", "top"] if popular else ["", "top", "bottom"])
+    assert {len(row) for row in rows} == {len(head)}
+    overall = next(row for row in rows if row[0] == "all questions")
+    assert overall[2 if popular else 1].startswith("75.0%")  # 30 of 40, counted by hand
+
+
 def test_how_it_was_made_names_models_rows_seed_versions_and_command(tmp_path):
     page = _page(a_comparison(ATTENTION, CORRECT), tmp_path, command="attnbalance compare a b")
     assert page.of("pre.") == "attnbalance compare a b"
