@@ -4,9 +4,9 @@ Claims, for a backbone of 8 layers at 128 and 512 tokens: a step with a row obje
 step's time and 1.05 times its memory; at 512 tokens the same objective on eager attention takes at least 1.5 times the
 time of ours; cross-entropy that needs the logits of labelled tokens alone takes less than plain. A step is one forward
 and backward pass, as the trainer makes it, on right-padded questions with their answers. The unembedding has 21% of the
-weights, as in SmolLM2-135M and Llama-3.2-1B. Times are medians over interleaved rounds of one process; ratios are to the
-plain step. Memory is the largest resident size (Linux) of a process of its own that takes a few steps, less that of one
-that only loads the model.
+weights, as in SmolLM2-135M and Llama-3.2-1B. Times are medians over interleaved rounds of one process; ratios are to
+the plain step. Memory is the largest resident size (Linux) of a process of its own that takes a few steps, less that of
+one that only loads the model.
 
     python benchmarks/finetuning.py [--rounds 15]
 """

@@ -176,7 +176,7 @@ def results_config(
         "files": [fingerprints(spec, settings) for spec in specs],
         "facts": facts.name,
         "facts_sha256": facts.sha256,
-        "how": asdict(settings),
+        **asdict(settings),
         "skip_bad": skip_bad,
         "readings": list(readings),
         "shortcuts": [spec.run.get("shortcuts") for spec in specs] if readings else None,

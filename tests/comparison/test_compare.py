@@ -77,7 +77,7 @@ def test_a_finished_folder_is_left_as_it_is(
 
 def test_other_settings_do_not_overwrite_a_finished_folder(specs: list[ModelSpec], tmp_path: Path) -> None:
     compare(specs[:1], FactSet(FACTS), MeasureSettings(), tmp_path / "out")
-    with pytest.raises(OutputError, match="how"):
+    with pytest.raises(OutputError, match="other settings: reduce is .max. there, .sum. here"):
         compare(specs[:1], FactSet(FACTS), MeasureSettings(reduce="sum"), tmp_path / "out")
 
 

@@ -64,7 +64,7 @@ def test_the_config_of_results_changes_with_weights_facts_and_settings(llama_fol
     specs, facts = [ModelSpec("a", str(llama_folder))], FactSet(FACTS)
     config = results_config(specs, facts, MeasureSettings(), False)
     assert config == results_config(specs, facts, MeasureSettings(), False)
-    assert config["how"] != results_config(specs, facts, MeasureSettings(reduce="sum"), False)["how"]
+    assert config["reduce"] != results_config(specs, facts, MeasureSettings(reduce="sum"), False)["reduce"]
     assert config["facts_sha256"] != results_config(specs, FactSet(FACTS[1:]), MeasureSettings(), False)["facts_sha256"]
     assert config["readings"] != results_config(specs, facts, MeasureSettings(), False, ["attention"])["readings"]
     assert config["attnbalance_version"] == metadata.version("attnbalance")
