@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,20 @@ from attnbalance.report import wording
 from attnbalance.report.figures import draw_curves, draw_head_map
 from attnbalance.report.page import render, svg
 from attnbalance.statistics.bootstrap import MIN_CLUSTERS, MIN_EFFECTIVE, RESAMPLES
+
+LEFT_OUT = (
+    "base_fingerprint",
+    "base_settings",
+    "config",
+    "facts_sha256",
+    "files_sha256",
+    "kind",
+    "machine",
+    "model_files",
+)
+LEFT_OUT += ("python", "sha256", "versions")
+"""What attnbalance.json records of a training beside its settings and results: hashes, versions, the base's own
+configuration. The settings are in "config", and are shown."""
 
 
 def write_report(
@@ -214,8 +229,6 @@ def making(comparison: Comparison) -> dict[str, object]:
     """How everything was made: data, models, statistics, versions."""
     prompts, first = comparison.prompts, comparison.prompts[0]
     start, end = first.spans["subject"]
-    sources = [dict(_flat(measured.source)) for measured in comparison.measured]
-    keys = dict.fromkeys(key for source in sources for key in source)
     made = provenance()
     return {
         "n": len(prompts),
@@ -227,15 +240,35 @@ def making(comparison: Comparison) -> dict[str, object]:
         "resamples": RESAMPLES,
         "min_subjects": MIN_CLUSTERS,
         "min_effective": f"{MIN_EFFECTIVE:g}",
-        "sources": [(key, [source.get(key, "") for source in sources]) for key in keys],
+        "sources": _sources(comparison),
         "versions": {"python": made["python"], "machine": made["machine"]} | dict(_flat(made["versions"])),
     }
 
 
+def _sources(comparison: Comparison) -> list[tuple[str, list[str]]]:
+    """What each model is and how it was trained: (name in words, value of each label), without rows of no value."""
+    columns = [dict(_flat(_readable(measured.source))) for measured in comparison.measured]
+    rows = [(key, [column.get(key, "") for column in columns]) for key in dict.fromkeys(itertools.chain(*columns))]
+    return [(key.replace("_", " "), values) for key, values in rows if any(values)]
+
+
+def _readable(source: Mapping[str, object]) -> dict[str, object]:
+    """A model's source without what only machines read in the record of its training (see `LEFT_OUT`)."""
+    made_by = source.get("made_by")
+    if not isinstance(made_by, Mapping):
+        return {name: value for name, value in source.items() if name != "made_by"}
+    settings = made_by.get("config")
+    training = {**(settings if isinstance(settings, Mapping) else {}), **made_by}
+    kept = {name: value for name, value in training.items() if name not in LEFT_OUT}
+    return {**source, "made_by": None, "training": kept}
+
+
 def _flat(value: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Nested mappings as pairs of (dotted key, text); other values as JSON."""
+    """Nested mappings as pairs of (names joined by ": ", text); None as no text, other values as JSON."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+            yield from _flat(inner, f"{key}: {name}" if key else str(name))
+    elif value is None or isinstance(value, str):
+        yield key, value or ""
     else:
-        yield key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        yield key, json.dumps(value, ensure_ascii=False, default=str)

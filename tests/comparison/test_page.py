@@ -269,7 +269,7 @@ def test_how_it_was_made_names_models_rows_seed_versions_and_command(tmp_path):
     assert page.tables["sources"] == [
         ["", "top", "bottom"],
         ["model", "models/top", "models/bottom"],
-        ["run.seed", "0", "1"],
+        ["run: seed", "0", "1"],
     ]
     for said in (
         "40 about 40 subjects",
@@ -282,6 +282,34 @@ def test_how_it_was_made_names_models_rows_seed_versions_and_command(tmp_path):
         "torch",
     ):
         assert said in page.all_text
+
+
+def test_a_models_training_is_told_in_words_without_hashes_versions_and_empty_rows(tmp_path):
+    settings = {
+        "learning_rate": 3e-4,
+        "split": "top",
+        "dtype": None,
+        "model_files": "5f",
+        "facts_sha256": {"train": "9a"},
+    }
+    record = {"kind": "finetune", "config": settings, "best_step": 40, "split": {"train": 900}, "learns_answers": True}
+    record |= {
+        "versions": {"torch": "2"},
+        "files_sha256": {"a": "b"},
+        "python": "3.11",
+        "base_settings": {"d_model": 8},
+    }
+    page = _page(a_comparison(ATTENTION, CORRECT, source={"adapter": None, "made_by": record}), tmp_path)
+    rows = page.tables["sources"]
+    assert rows[0] == ["", "top", "bottom"]
+    assert [row[:2] for row in rows[1:]] == [
+        ["training: learning rate", "0.0003"],
+        ["training: split: train", "900"],
+        ["training: best step", "40"],
+        ["training: learns answers", "true"],
+    ]
+    untrained = _page(a_comparison(ATTENTION, CORRECT, source={"made_by": None, "model": "m"}), tmp_path / "untrained")
+    assert untrained.tables["sources"][1:] == [["model", "m", "m"]]
 
 
 @pytest.mark.parametrize(("labels", "kind"), [("ab", "words"), ("abcd", "words many")])
