@@ -171,7 +171,7 @@ def test_cross_entropy_on_labels_alone_trains_as_transformers_own_loss(llama, tm
     @functools.wraps(own_forward)
     def watched(model, *args, **kwargs):
         output = own_forward(model, *args, **kwargs)
-        if model.training:
+        if model.training and output.logits is not None:
             widths.append((output.logits.shape[1], kwargs["input_ids"].shape[1]))
         return output
 
