@@ -23,11 +23,13 @@ from attnbalance.models.shared_prefixes import with_prefixes
 def only_labelled(base: PreTrainedModel, labels: Int[Tensor, "example position"]) -> dict[str, Int[Tensor, " kept"]]:
     """The argument of a forward pass over examples that leaves out logits which predict no label of any of them.
 
-    Empty for a family whose pass does not take positions.
+    Empty for a family whose pass does not take positions, and for a model that is spread over devices: positions would
+    lie on its first one, and be used on its last one.
     """
     parameter = inspect.signature(base.forward).parameters.get("logits_to_keep")
     takes_positions = parameter is not None and "Tensor" in str(parameter.annotation)
-    return {"logits_to_keep": _predicting(labels)} if takes_positions else {}
+    spread = len({str(device) for device in (getattr(base, "hf_device_map", None) or {}).values()}) > 1
+    return {"logits_to_keep": _predicting(labels)} if takes_positions and not spread else {}
 
 
 def labelled_logits(

@@ -151,6 +151,17 @@ def test_a_family_that_takes_no_positions_gives_all_logits() -> None:
     assert only_labelled(model, labels) == {}
 
 
+def test_a_model_that_is_spread_over_devices_gives_all_logits() -> None:
+    model, labels = tiny_model("llama"), torch.tensor([[IGNORED, 5]])
+    for devices, spread in (
+        ({"": 0}, False),
+        ({"model": 0, "lm_head": 1}, True),
+        ({"model": "cpu", "lm_head": 0}, True),
+    ):
+        model.hf_device_map = devices
+        assert (only_labelled(model, labels) == {}) == spread
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_logits_of_labels_are_those_of_a_whole_pass(family: str) -> None:
     model, tokenizer = tiny_model(family).eval(), tiny_tokenizer()
