@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Phi3Config
 
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import BadRowsError, ModelError
+from attnbalance.families.tiny_models import VOCABULARY, build
 from attnbalance.finetuning.examples import IGNORED, Example, collate, examples_of, make_examples
 from attnbalance.finetuning.labelled_logits import answer_logits, labelled_logits, only_labelled
 from attnbalance.models.hooked import hook
@@ -184,3 +185,28 @@ def test_logits_of_any_other_number_of_positions_are_refused() -> None:
     labels = torch.tensor([[IGNORED, IGNORED, 5, 6]])
     with pytest.raises(ModelError, match="logits at all 4 positions, or at the 2 that predict labels, got 3"):
         labelled_logits(torch.zeros(1, 3, 9), labels)
+
+
+@pytest.mark.parametrize("family", ["cohere2", "deepseek_v3", "falcon_h1", "gemma3_text", "granite", "minicpm3", "mpt"])
+def test_losses_and_gradients_are_those_of_all_logits_in_families_that_scale_cap_or_tie_them(family: str) -> None:
+    model, generator = build(family, near=False).eval(), torch.Generator().manual_seed(0)
+    ids = torch.randint(5, VOCABULARY, (3, 24), generator=generator)
+    mask, labels = torch.ones_like(ids), torch.full_like(ids, IGNORED)
+    mask[1, 18:] = mask[2, 20:] = 0
+    for row, labelled in ((0, slice(20, 24)), (1, slice(5, 6)), (1, slice(15, 18)), (2, slice(19, 20))):
+        labels[row, labelled] = ids[row, labelled]
+    inputs = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+    parameters = list(model.parameters())
+
+    def loss_and_gradients(logits: torch.Tensor) -> list[torch.Tensor]:
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return [loss, *torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)]
+
+    expected = loss_and_gradients(model(**inputs).logits)
+    kept = only_labelled(model, labels)
+    assert kept["logits_to_keep"].tolist() == [4, 14, 15, 16, 18, 19, 20, 21, 22]
+    chosen, tokens, _ = labelled_logits(model(**inputs, **kept).logits, labels)
+    loss = torch.nn.functional.cross_entropy(chosen, tokens)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    for ours, whole in zip([loss, *gradients], expected, strict=True):
+        torch.testing.assert_close(ours, whole, atol=1e-5, rtol=1e-4)  # float32 sums in another order
