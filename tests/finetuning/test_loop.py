@@ -11,12 +11,16 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from short_runs import SHORT, SPLIT, Killed, assert_equal_weights, short, weights
+from tiny import tiny_tokenizer
 from transformers import LlamaForCausalLM
 
 from attnbalance.errors import DivergenceError, OutputError
+from attnbalance.families.tiny_models import build
 from attnbalance.finetuning import callbacks, loop
+from attnbalance.finetuning.examples import IGNORED, Example
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.objectives import expression
+from attnbalance.finetuning.schedule import Schedule
 from attnbalance.finetuning.settings import FinetuneSettings
 
 KEEPING = {"objective": "recommended", "weight_decay": 0.1, "curriculum": "popular-first"}
@@ -187,3 +191,23 @@ def test_cross_entropy_on_labels_alone_trains_as_transformers_own_loss(llama, tm
     # float32 sums in another order; Adam's first steps are as long as the rate wherever a gradient is not 0
     assert list(ours.validation_loss.values()) == pytest.approx(list(theirs.validation_loss.values()), rel=1e-4)
     assert ours.validation_loss[settings.steps] != pytest.approx(ours.base_loss, rel=1e-2)
+
+
+@pytest.mark.parametrize("family", ["bart", "xlnet", "llama"])
+def test_the_next_token_is_learned_also_where_a_familys_own_loss_is_of_the_same_one(family, tmp_path):
+    model = build(family, near=False)
+    for part in model.modules():
+        for name in ("p", "dropout", "attention_dropout", "activation_dropout"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
+    examples = [Example(tuple(range(5 + i, 15 + i)), (*[IGNORED] * 7, *range(12 + i, 15 + i))) for i in range(4)]
+    losses = []
+    for example in examples:
+        with torch.no_grad():
+            log_p = model(input_ids=torch.tensor([example.ids]), use_cache=False).logits[0].log_softmax(-1)
+        losses += [-float(log_p[at - 1, example.ids[at]]) for at in (7, 8, 9)]
+    schedule = Schedule(steps=1, batch_size=4, learning_rate=1e-3, checkpoint_every=1, seed=0)
+    tokenizer = tiny_tokenizer("bos")
+    log = loop.train(model, tokenizer, loop.TrainingData(examples), tmp_path / "work", schedule)
+    (loss,) = [entry["loss"] for entry in log if "loss" in entry]
+    assert loss == pytest.approx(sum(losses) / len(losses), abs=2e-4)  # the log has four digits
