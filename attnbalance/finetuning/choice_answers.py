@@ -72,26 +72,36 @@ def read_choices(
     rows = tuple(row for row in questions.rows if isinstance(row, Choice))
     if not rows or len(rows) < len(questions):
         raise DataError(f"expected multiple-choice questions, got {len(rows)} among {len(questions)} rows")
-    examples, indices = _examples(model, rows)
+    examples, letters = _examples(model, rows)
     log_p = torch.full((len(rows), max(len(row.outputs) for row in rows)), -torch.inf)
-    with progress_bar("choices", total=len(examples), unit="letter", shown=progress) as bar:
+    with progress_bar("choices", total=len(examples), unit="prompt", shown=progress) as bar:
         for batch in answer_logits(model, examples, batch_size):
             for i, logits in batch:
-                letter = torch.tensor([label for label in examples[i].labels if label != IGNORED], device=logits.device)
-                log_p[indices[i]] = logits.log_softmax(-1).gather(1, letter[:, None]).sum().cpu()
+                of_token = logits.log_softmax(-1)
+                for row, choice, ids in letters[i]:
+                    own = torch.tensor(ids, device=logits.device)[:, None]
+                    log_p[row, choice] = of_token.gather(1, own).sum().cpu()
             bar.update(len(batch))
     return ChoiceAnswers(rows, log_p)
 
 
-def _examples(model: HookedModel, rows: Sequence[Choice]) -> tuple[list[Example], list[tuple[int, int]]]:
-    """Each prompt with each of its letters, and the indices of the row and of the letter."""
-    examples, indices = [], []
-    for i, row in enumerate(rows):
-        encoded = encode_continued([row.prompt] * len(row.outputs), row.outputs, model.tokenizer)
-        for k, pair in enumerate(encoded):
+def _examples(
+    model: HookedModel, rows: Sequence[Choice]
+) -> tuple[list[Example], list[list[tuple[int, int, tuple[int, ...]]]]]:
+    """Prompts with a letter, and the letters that each tells of: the row, the choice, and the letter's tokens.
+
+    Letters of one row that differ in their last token are predicted alike, so they are read once.
+    """
+    examples, letters = list[Example](), list[list[tuple[int, int, tuple[int, ...]]]]()
+    for row_index, row in enumerate(rows):
+        read = dict[tuple[tuple[int, ...], tuple[int, ...]], int]()
+        for choice, pair in enumerate(encode_continued([row.prompt] * len(row.outputs), row.outputs, model.tokenizer)):
             if pair is None:
-                raise ModelError(f"the tokenizer of {model.name} merges 'Answer:' with the letter{row.outputs[k]}")
-            prompt, letter = pair
-            examples.append(Example((*prompt, *letter), (*[IGNORED] * len(prompt), *letter)))
-            indices.append((i, k))
-    return examples, indices
+                raise ModelError(f"the tokenizer of {model.name} merges 'Answer:' with the letter{row.outputs[choice]}")
+            prompt, letter = map(tuple, pair)
+            index = read.setdefault((prompt, letter[:-1]), len(examples))
+            if index == len(examples):
+                examples.append(Example((*prompt, *letter), (*[IGNORED] * len(prompt), *letter)))
+                letters.append([])
+            letters[index].append((row_index, choice, letter))
+    return examples, letters

@@ -11,7 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from attnbalance.data.choices import Choice
 from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.errors import DataError
+from attnbalance.finetuning import choice_answers as module
 from attnbalance.finetuning.choice_answers import ChoiceAnswers, read_choices
+from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.output_loss import read_output_loss
 from attnbalance.models.load import load_model
 
@@ -67,3 +69,31 @@ def test_rows_that_are_no_choices_are_refused(stories: Path) -> None:
     for rows in ((), (ROWS[0], Instruction("Say.", "yes"))):
         with pytest.raises(DataError, match="expected multiple-choice questions, got"):
             read_choices(model, InstructionSet(rows))
+
+
+def test_a_prompt_is_read_once_for_letters_that_differ_in_their_last_token(
+    stories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, given = load_model(stories), list[Example]()
+    own = module.answer_logits
+    monkeypatch.setattr(module, "answer_logits", lambda *asked: given.extend(asked[1]) or own(*asked))
+    read_choices(model, InstructionSet(ROWS))
+    expected = set()
+    for row in ROWS:
+        for output in row.outputs:
+            expected.add(tuple(model.tokenizer(row.prompt + output)["input_ids"][:-1]))
+    assert len(given) == len(expected) < sum(len(row.outputs) for row in ROWS)
+    assert {example.ids[:-1] for example in given} == expected
+
+
+def test_letters_of_several_tokens_are_read_by_their_beginnings(stories: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that splits letters behind a space; C and D also differ in the token before the last one."""
+    model = load_model(stories)
+    split = {" A": (5, 9), " B": (5, 10), " C": (6, 11), " D": (7, 11)}
+    prompt = (1, 300, 301, 302)
+    monkeypatch.setattr(module, "encode_continued", lambda _, outputs, __: [(prompt, split[o]) for o in outputs])
+    (read,) = read_choices(model, InstructionSet(ROWS[:1])).log_p
+    for value, letter in zip(read, split.values(), strict=True):
+        with torch.no_grad():
+            log_p = model.model(input_ids=torch.tensor([[*prompt, *letter]])).logits[0].log_softmax(-1)
+        assert float(value) == pytest.approx(float(log_p[3, letter[0]] + log_p[4, letter[1]]), abs=1e-4)
