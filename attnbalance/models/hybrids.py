@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge import BridgedModel, bridge_of
 from attnbalance.models.build_bridge import build_bridge, refusing
+from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.merge_adapters import merged_base
 from attnbalance.models.weights import PARTS, Masks, check_shapes, differ_outside_weights, weight_parts
@@ -97,9 +98,16 @@ def hybrids_of(before: HookedModel, after: HookedModel) -> Hybrids:
     """All hybrids of two models, each bridged once (see `bridge_of`), so that a hybrid costs no copy of a model.
 
     With no part or all of them a hybrid is one of the two models, configuration and buffers included. Raises
-    `ModelError` for models of different shapes and for those that cannot be taken apart.
+    `ModelError` for models of different shapes, for those that cannot be taken apart, and for two values of a setting
+    that bridges put into weights.
     """
     check_shapes(before, after)
+    factors = [getattr(base_of(each.model).config, "residual_multiplier", 1.0) for each in (before, after)]
+    if factors[0] != factors[1]:
+        raise ModelError(
+            f"{before.name} and {after.name} must have one residual_multiplier, got {factors[0]} and {factors[1]}: it "
+            "scales what weights write, so its change cannot be told from theirs"
+        )
     labels = _part_labels(before, weight_parts(before))
     first, second = bridge_of(before), bridge_of(after)
     parameters = list(zip(_parameters(first.bridge), _parameters(second.bridge), strict=True))

@@ -116,3 +116,14 @@ def test_models_of_different_heads_or_classes_are_refused_by_name() -> None:
     ):
         with pytest.raises(ModelError, match=rf"of different shapes \({why}"):
             hybrids_of(first, other)
+
+
+def test_two_factors_of_what_layers_write_are_refused_and_one_is_not() -> None:
+    """Bridges put Granite's factor into weights, where a change of it would count as theirs."""
+    first, same, other = (
+        hooked(transformers.GraniteConfig(**GROUPED, residual_multiplier=factor, pad_token_id=None))
+        for factor in (0.5, 0.5, 0.3)
+    )
+    assert hybrids_of(first, same).differing == ()
+    with pytest.raises(ModelError, match=r"must have one residual_multiplier, got 0\.5 and 0\.3"):
+        hybrids_of(first, other)
