@@ -75,6 +75,7 @@ from .models.interventions import (
 )
 from .models.load import load_model as load_model
 from .models.weights import transplant_weights as transplant_weights
+from .papers.forecast import forecast as forecast
 from .papers.reproduce import reproduce as reproduce
 from .readings.answer_probability import read_answer_probability as read_answer_probability
 from .readings.answer_tokens import AnswerTokens as AnswerTokens

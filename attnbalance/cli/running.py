@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from attnbalance.cli.json_output import NUMBERS
 from attnbalance.cli.options import (
     Limit,
     Out,
@@ -66,6 +67,7 @@ def study(
 
 
 def reproduce(
+    ctx: typer.Context,
     names: Annotated[list[str], typer.Argument(metavar="NAME ...", help="all, or figures; a wrong name lists them.")],
     out: Out,
     scale: Annotated[
@@ -103,6 +105,10 @@ def reproduce(
         str | None,
         typer.Option(metavar="I/N", help="Part I (from 0) of N; by default all, or this task's part of a Slurm array."),
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Run nothing: print what is left to do, its tokens, memory and GPU hours."),
+    ] = False,
 ) -> None:
     """Reproduce figures of the three papers; claims are judged seen, opposite, absent or cannot tell.
 
@@ -110,14 +116,18 @@ def reproduce(
     each figure, NAME.png and NAME.json (all numbers, and the verdicts), and report.html.
     Run it again to go on; figures share what they have in common.
     """
+    from dataclasses import asdict
+
+    from attnbalance.papers.forecast import forecast, table
     from attnbalance.papers.reproduce import reproduce as run
     from attnbalance.papers.reproduce import usual_workers
 
-    options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "model": model, "worker": worker}
-    options |= {
-        "instructions": instructions,
-        "conflicts": conflicts,
-        "choices": choices,
-        "workers": workers or usual_workers(),
-    }
+    options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "model": model}
+    options |= {"instructions": instructions, "conflicts": conflicts, "choices": choices}
+    if dry_run:
+        forecasts = forecast(names, out, **options)
+        ctx.meta[NUMBERS] = {"forecast": [asdict(each) for each in forecasts]}
+        print(table(forecasts))
+        return
+    options |= {"workers": workers or usual_workers(), "worker": worker}
     print(f"{run(names, out, **options, command=command_line(), progress=show_progress())}\n\nResults: {out}")

@@ -33,6 +33,22 @@ class CellResult:
 
 
 @dataclass(frozen=True)
+class Workload:
+    """What a cell makes a language model read, for a forecast of its cost.
+
+    steps: optimizer steps at most; 0 for an untrained model.
+    batch_size: texts of one step.
+    trained: the texts that are trained on, with their answers.
+    read: (texts, tokens that are generated after each, how often) of what is read without training.
+    """
+
+    steps: int
+    batch_size: int
+    trained: Sequence[str]
+    read: Sequence[tuple[Sequence[str], int, int]]
+
+
+@dataclass(frozen=True)
 class Condition:
     """A condition of the setting in which a paper states a claim.
 
@@ -133,6 +149,7 @@ class PaperFigure:
     panels: what to draw, from all results.
     claims: what the paper says, judged from all results.
     needs: the fields of `Sources` that must be given.
+    workload: `workload(settings)` says what a cell of a language model reads; None for a simulation.
     """
 
     name: str
@@ -144,6 +161,7 @@ class PaperFigure:
     panels: Callable[[Sequence[CellResult]], list[Panel]]
     claims: Callable[[Sequence[CellResult]], list[Claim]]
     needs: tuple[str, ...] = ()
+    workload: Callable[[Mapping[str, Any]], Workload] | None = None
 
     @property
     def source(self) -> str:

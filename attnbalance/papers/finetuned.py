@@ -21,7 +21,7 @@ from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
-from attnbalance.papers.figure import Cell, CellResult, Condition
+from attnbalance.papers.figure import Cell, CellResult, Condition, Workload
 from attnbalance.papers.sources import model_of
 from attnbalance.readings.attention import read_subject_attention
 from attnbalance.readings.recall import Recall, recall, score
@@ -129,6 +129,23 @@ def _scores(answers: Recall) -> dict[str, Any]:
         "shortcut": [None if given is None else int(given) for given in answers.shortcut],
         "popularity": list(answers.popularity),
     }
+
+
+def split_workload(settings: Mapping[str, Any], split: Split) -> Workload:
+    """What a cell of `run_cell` makes the model read; every answer is also a reading of attention."""
+    training, new = FinetuneSettings(**settings["training"], seed=settings["seed"]), settings["new tokens"]
+    asked, validation = (make_prompts(facts, training.template) for facts in (split.heldout, split.validation))
+    texts = [prompt.text for prompt in asked]
+    if settings["split"] == BASE:
+        shots = [prompt.text for prompt in in_form(FEW_SHOT, asked, settings["seed"], validation)]
+        return Workload(0, 0, (), [(texts, new, 1), (texts, 0, 1), (shots, new, 1), (shots, 0, 1)])
+    trained, validated = (
+        [f"{prompt.text} {prompt.fact.answer}" for prompt in prompts]
+        for prompts in (make_prompts(split.train, training.template), validation)
+    )
+    checks = 1 + training.steps // training.checkpoint_every
+    read = [(validated, 0, checks), (texts, new, 1), (texts, 0, 1)]
+    return Workload(training.steps, training.batch_size, trained, read)
 
 
 def accuracy(values: Mapping[str, Any]) -> float:

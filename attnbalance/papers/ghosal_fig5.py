@@ -16,6 +16,7 @@ from attnbalance.papers.figure import (
     Panel,
     PaperFigure,
     Series,
+    Workload,
     best_elsewhere,
     minus,
     over_seeds,
@@ -30,6 +31,7 @@ from attnbalance.papers.finetuned import (
     grid_condition,
     model_condition,
     run_cell,
+    split_workload,
     untrained,
 )
 from attnbalance.papers.ghosal_popqa import GRIDS, LEAST, PARAMETERS, TESTED, TRAINING
@@ -89,6 +91,10 @@ def _split(settings: Mapping[str, Any]) -> Split:
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     return run_cell(settings, _split(settings))
+
+
+def _workload(settings: Mapping[str, Any]) -> Workload:
+    return split_workload(settings, _split(settings))
 
 
 def _at(results: Sequence[CellResult], subset: str, percent: int) -> tuple[float, ...]:
@@ -178,5 +184,6 @@ FIGURES = (
         _panels,
         _claims,
         needs=("model",),
+        workload=_workload,
     ),
 )

@@ -18,6 +18,7 @@ from attnbalance.papers.figure import (
     Panel,
     PaperFigure,
     Series,
+    Workload,
     minus,
     over_seeds,
 )
@@ -32,6 +33,7 @@ from attnbalance.papers.finetuned import (
     guess_rate,
     model_condition,
     run_cell,
+    split_workload,
     tuned,
     untrained,
     without_answers,
@@ -97,6 +99,10 @@ def _split(settings: Mapping[str, Any]) -> Split:
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     return run_cell(settings, _split(settings))
+
+
+def _workload(settings: Mapping[str, Any]) -> Workload:
+    return split_workload(settings, _split(settings))
 
 
 def _setting(results: Sequence[CellResult]) -> tuple[Condition, ...]:
@@ -228,7 +234,7 @@ _ABOUT = (
 
 
 def _figure(name: str, number: str, panels: Any, claims: Any) -> PaperFigure:
-    return PaperFigure(name, "Ghosal et al. 2024", number, _ABOUT, _cells, _run, panels, claims, needs=("model",))
+    return PaperFigure(name, "Ghosal et al. 2024", number, _ABOUT, _cells, _run, panels, claims, ("model",), _workload)
 
 
 FIGURES = (

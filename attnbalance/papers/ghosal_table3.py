@@ -18,8 +18,8 @@ from attnbalance.finetuning.choice_answers import read_choices
 from attnbalance.finetuning.instruct import instruct
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.models.hooked import HookedModel
-from attnbalance.models.load import load_model
-from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, minus, over_seeds
+from attnbalance.models.load import load_limits, load_model
+from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, Workload, minus, over_seeds
 from attnbalance.papers.finetuned import BASE, LOSS, by_tuned, grid_cells, grid_condition, model_condition, untrained
 from attnbalance.papers.ghosal_popqa import GRIDS, LEAST, PARAMETERS, TRAINING
 from attnbalance.papers.sources import Sources, choices_of, model_of
@@ -104,6 +104,22 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _workload(settings: Mapping[str, Any]) -> Workload:
+    """What a cell makes the model read. A question is read once for all of its letters."""
+    tokenizer, limit = load_limits(model_of(settings))
+    longest = min(filter(None, (settings["longest"], limit)), default=None)
+    trained, tested = (part.usable(tokenizer, longest) for part in halves(settings))
+    learned, asked = ([row.prompt + row.output for row in part.rows] for part in (trained, tested))
+    if settings["split"] == BASE:
+        return Workload(0, 0, (), [(asked, 0, 1)])
+    training = FinetuneSettings(**settings["training"], seed=settings["seed"])
+    part = learned if settings["split"] == "whole" else learned[: len(learned) // 2]
+    validated = part[: max(1, round(VALIDATION * len(part)))]
+    read = [(validated, 0, 1 + training.steps // training.checkpoint_every), (asked, 0, 1)]
+    ranked = [] if settings["split"] == "whole" else [(learned, 0, 1)]
+    return Workload(training.steps, training.batch_size, part, read + ranked)
+
+
 def _ask_untrained(model: HookedModel, trained: InstructionSet, tested: InstructionSet) -> dict[str, Any]:
     """What the model takes before training, and the training questions' most frequent letter."""
     answers = read_choices(model, tested)
@@ -176,5 +192,6 @@ FIGURES = (
         _panels,
         _claims,
         needs=("model", "choices"),
+        workload=_workload,
     ),
 )

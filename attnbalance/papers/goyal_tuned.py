@@ -29,6 +29,7 @@ from attnbalance.papers.instructed import (
     WHOLE,
     WITH_INPUT,
     instructed_cells,
+    instructed_workload,
     run_instructed,
 )
 from attnbalance.readings.reliance import CONTEXT, MEMORY
@@ -221,6 +222,7 @@ def _figure(
         partial(_panels, arms, measures),
         claims,
         needs=("model", "instructions", "conflicts"),
+        workload=instructed_workload,
     )
 
 

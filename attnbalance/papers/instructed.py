@@ -24,10 +24,10 @@ from attnbalance.finetuning.output_loss import least_foreseen, read_output_loss,
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_limits, load_model
-from attnbalance.papers.figure import Cell
+from attnbalance.papers.figure import Cell, Workload
 from attnbalance.papers.finetuned import BASE, LOSS, grid_cells
 from attnbalance.papers.sources import Sources, conflicts_of, facts_of, instructions_of, model_of
-from attnbalance.readings.reliance import read_reliance, reliance_budgets
+from attnbalance.readings.reliance import NEW_TOKENS, read_reliance, reliance_budgets
 
 WHOLE, UNNAMED, WITH_INPUT = "all", "not-naming", "with-input"
 CRITICAL, SWAPPED, QK = "critical", "counterfactuals", "qk"
@@ -118,6 +118,27 @@ def run_instructed(settings: Mapping[str, Any]) -> dict[str, Any]:
         "measured": list(measured.values()),
         "instructions": len(rows),
     }
+
+
+def instructed_workload(settings: Mapping[str, Any]) -> Workload:
+    """What a cell makes the model read.
+
+    Instructions are taken before those are left out that need the model: those that are too long, and of the
+    context-critical ones the others. Conflicts are read four times with their context and once without it.
+    """
+    conflicts, arm = _asked(settings), settings["split"]
+    asked, alone = ([prompt.text for prompt in make_prompts(conflicts, template)] for template in ASKED_AS)
+    look = [(asked, NEW_TOKENS, 1), (asked, 0, 3), (alone, NEW_TOKENS, 1)]
+    if arm == BASE:
+        return Workload(0, 0, (), look)
+    rows = _rows({**settings, "split": WITH_INPUT if arm == CRITICAL else arm}, conflicts).rows
+    texts = [row.prompt + row.output for row in rows]
+    chosen = texts[: int(KEPT * len(texts))] if arm == CRITICAL else texts
+    training = _within_epochs(settings["training"], len(chosen))
+    checks = training["steps"] // training["checkpoint_every"]
+    read = [(asked, new, times * checks) for asked, new, times in look]
+    read += [(chosen[: settings["validated"]], 0, 1 + checks)] + ([(texts, 0, 1)] if arm == CRITICAL else [])
+    return Workload(training["steps"], training["batch_size"], chosen, read)
 
 
 def _within_epochs(training: Mapping[str, Any], rows: int) -> dict[str, Any]:

@@ -81,18 +81,14 @@ def reproduce(
     """
     from attnbalance.papers.page import answer_of, write_figure, write_page
 
-    chosen, out = _chosen(names), as_folder(out)
-    if scale not in SCALES or not 2 <= seeds <= MOST_SEEDS or workers < 1:
-        raise DataError(
-            f"`scale` must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, `seeds` at least 2 for intervals and at most "
-            f"{MOST_SEEDS:,}, `workers` at least 1; got {scale!r}, {seeds} and {workers}"
-        )
+    chosen, out = chosen_figures(names), as_folder(out)
+    check_size(scale, seeds, workers)
     index, count = parse_worker(worker)
     place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
     with in_place(out, KIND, {"scale": scale}), locked(place):
         given = {"facts": facts, "model": model, "instructions": instructions, "conflicts": conflicts}
         given |= {"choices": choices}
-        sources = _sources(out, given)
+        sources = sources_of(out, given)
         work = {
             name: figure.cells(scale, range(seeds), sources)
             for name, figure in figures().items()
@@ -128,7 +124,16 @@ def reproduce(
         return answer_of(chosen, done, refusals | left)
 
 
-def _sources(out: Path, given: Mapping[str, str | None]) -> Sources:
+def check_size(scale: str, seeds: int, workers: int = 1) -> None:
+    """Raise `DataError` for an unknown scale, too few or too many seeds, and no worker."""
+    if scale not in SCALES or not 2 <= seeds <= MOST_SEEDS or workers < 1:
+        raise DataError(
+            f"`scale` must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, `seeds` at least 2 for intervals and at most "
+            f"{MOST_SEEDS:,}, `workers` at least 1; got {scale!r}, {seeds} and {workers}"
+        )
+
+
+def sources_of(out: Path, given: Mapping[str, str | None]) -> Sources:
     """The sources that are named, else those of the folder's cells; one folder has one of each.
 
     Raises `OutputError` for another than the cells were run with.
@@ -163,7 +168,8 @@ def run_cell(figure: str, cell: Cell, out: Path) -> None:
     write_cell(out, cell, values, seconds)
 
 
-def _chosen(names: Sequence[str]) -> list[PaperFigure]:
+def chosen_figures(names: Sequence[str]) -> list[PaperFigure]:
+    """The figures of these names, or all for "all", in the order of the report; raises `DataError` for others."""
     known = figures()
     unknown = [name for name in names if name not in (*known, "all")]
     if unknown or not names:

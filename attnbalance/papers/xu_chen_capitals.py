@@ -10,7 +10,18 @@ import numpy as np
 
 from attnbalance.data.scoring import EXACT_MATCH
 from attnbalance.finetuning.splits import Split, split_facts
-from attnbalance.papers.figure import Cell, CellResult, Claim, Condition, Panel, PaperFigure, Series, minus, over_seeds
+from attnbalance.papers.figure import (
+    Cell,
+    CellResult,
+    Claim,
+    Condition,
+    Panel,
+    PaperFigure,
+    Series,
+    Workload,
+    minus,
+    over_seeds,
+)
 from attnbalance.papers.finetuned import (
     BASE,
     UNTRAINED,
@@ -19,6 +30,7 @@ from attnbalance.papers.finetuned import (
     grid_condition,
     model_condition,
     run_cell,
+    split_workload,
     untrained,
 )
 from attnbalance.papers.sources import Sources, facts_of
@@ -71,6 +83,10 @@ def _split(settings: Mapping[str, Any]) -> Split:
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     return run_cell(settings, _split(settings))
+
+
+def _workload(settings: Mapping[str, Any]) -> Workload:
+    return split_workload(settings, _split(settings))
 
 
 def exact_matches(values: Mapping[str, Any]) -> float:
@@ -138,5 +154,6 @@ FIGURES = (
         _panels,
         _claims,
         needs=("model",),
+        workload=_workload,
     ),
 )

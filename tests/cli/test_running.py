@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from commands import run_command
@@ -30,3 +31,20 @@ def test_study_prints_its_table_and_refuses_what_it_does_not_know(tmp_path: Path
 
 def test_the_version_is_that_of_the_package() -> None:
     assert run_command("--version") == (0, "0.1.0\n")
+
+
+def test_a_dry_run_prints_what_is_left_to_do_and_makes_no_folder(tmp_path: Path) -> None:
+    options = ("--scale", "tiny", "--seeds", 2, "--out", tmp_path / "out", "--dry-run")
+    code, text = run_command("reproduce", "goyal-prop1", *options)
+    assert code == 0, text
+    assert text.splitlines()[0].startswith("| figure | cells | left |")
+    assert "| goyal-prop1 | 2 | 2 |" in text
+    assert not (tmp_path / "out").exists()
+    code, text = run_command("--json", "reproduce", "goyal-prop1", *options)
+    assert code == 0, text
+    [printed] = [line for line in text.splitlines() if line.startswith("{")]
+    [forecast] = json.loads(printed)["results"]["forecast"]
+    assert (forecast["figure"], forecast["left"], forecast["gpu_hours"]) == ("goyal-prop1", 2, None)
+    code, text = run_command("reproduce", "ghosal-fig5", *options)
+    assert code == 2
+    assert "a pretrained language model is needed" in text

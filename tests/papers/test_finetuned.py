@@ -9,7 +9,7 @@ import pytest
 
 from attnbalance import FinetuneSettings, finetune, load_facts, load_model, make_prompts, recall, split_facts
 from attnbalance.papers.figure import CellResult
-from attnbalance.papers.finetuned import accuracy, run_finetuning, tuned
+from attnbalance.papers.finetuned import BASE, accuracy, run_finetuning, split_workload, tuned
 from attnbalance.papers.sources import Sources
 
 
@@ -42,6 +42,27 @@ def test_training_that_diverges_is_a_result_without_a_loss(llama_folder: Path, t
     values = run_finetuning(settings, split_facts(load_facts(path), "whole"))
     assert values["validation loss"] is None
     assert "lower the learning rate" in values["diverged"]
+
+
+def test_what_a_cell_will_read_is_counted_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "facts.jsonl"
+    rows = [{"subject": f"Town {i}", "relation": "country", "answers": ["a"]} for i in range(200)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    split = split_facts(load_facts(path), "whole")
+    settings = {"seed": 0, "split": "whole", "training": {"steps": 6, "batch_size": 4, "checkpoint_every": 2}}
+    work = split_workload(settings | {"new tokens": 10}, split)
+    assert (work.steps, work.batch_size, len(work.trained)) == (6, 4, len(split.train))
+    assert set(work.trained) == {f"{prompt.text} a" for prompt in make_prompts(split.train)}
+    tested, validated = len(split.heldout), len(split.validation)
+    assert [(len(texts), new, times) for texts, new, times in work.read] == [
+        (validated, 0, 4),  # before training and at three checkpoints
+        (tested, 10, 1),  # answers
+        (tested, 0, 1),  # attention
+    ]
+    untrained = split_workload(settings | {"split": BASE, "new tokens": 10}, split)
+    assert (untrained.steps, untrained.trained) == (0, ())
+    assert [(len(texts), new) for texts, new, _ in untrained.read] == [(tested, 10), (tested, 0)] * 2
+    assert all(text.count("Answer:") == 5 for text in untrained.read[2][0])  # four answered questions before its own
 
 
 def test_of_equal_losses_the_first_configuration_counts() -> None:

@@ -82,6 +82,18 @@ def test_questions_longer_than_the_scale_reads_are_neither_learned_nor_asked(sou
     assert values["trained on"] == shorter[0] - max(1, round(0.1 * shorter[0]))
 
 
+def test_what_a_cell_will_read_is_counted_by_hand(sources: Sources) -> None:
+    assert TABLE.workload is not None
+    cells = {cell.settings["split"]: cell.settings for cell in TABLE.cells("tiny", [0], sources)}
+    base, whole, top = (TABLE.workload(cells[name]) for name in (BASE, "whole", "top"))
+    assert [(len(texts), new, times) for texts, new, times in base.read] == [(10, 0, 1)]
+    assert (base.steps, whole.steps, whole.batch_size) == (0, 2, 4)
+    assert (len(whole.trained), len(top.trained)) == (30, 15)
+    assert [(len(texts), times) for texts, _, times in whole.read] == [(3, 3), (10, 1)]  # a tenth, at 0, 1 and 2 steps
+    assert [(len(texts), times) for texts, _, times in top.read] == [(2, 3), (10, 1), (30, 1)]  # the base ranks all
+    assert all("Which is" in text and text[-2:] in (" A", " B", " C") for text in whole.trained)
+
+
 def hand_made(scale: str = "paper", parameters: int = 7_000_000_000) -> list[CellResult]:
     rates = {"top": 4, "bottom": 1, "whole": 3}
     parts: dict[str, dict[str, Any]] = {

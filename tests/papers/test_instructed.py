@@ -30,6 +30,7 @@ from attnbalance.papers.instructed import (
     _rows,
     _within_epochs,
     instructed_cells,
+    instructed_workload,
     run_instructed,
 )
 from attnbalance.papers.sources import Sources
@@ -195,3 +196,19 @@ def test_instructions_are_read_twice_at_most_and_training_is_not_stopped_early()
     assert _within_epochs(training, 20_679)["steps"] == 300  # 323 steps are two epochs
     assert _within_epochs(training, 100)["steps"] == 50
     assert all(FinetuneSettings(**settings).schedule.patience is None for settings in TRAINING.values())
+
+
+def test_what_a_cell_will_read_is_counted_without_the_model(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instructed, "load_model", lambda *_: pytest.fail("loaded"))
+    untrained = instructed_workload(settings_of(sources, BASE))
+    assert (untrained.steps, len(untrained.trained)) == (0, 0)
+    assert [(len(texts), new, times) for texts, new, times in untrained.read] == [(4, 32, 1), (4, 0, 3), (4, 32, 1)]
+    assert "They moved to Port" in untrained.read[0][0][0]
+    assert "They moved to Port" not in untrained.read[2][0][0]
+    whole = instructed_workload(settings_of(sources, WHOLE))
+    assert (whole.steps, whole.batch_size, len(whole.trained)) == (3, 2, 40)  # of the tiny scale; all rows
+    assert [times for _, _, times in whole.read] == [3, 9, 3, 4]  # three checkpoints, and the base's validation
+    assert any(text.endswith("cat 3") for text in whole.trained)
+    critical = instructed_workload(settings_of(sources, CRITICAL))
+    assert len(critical.trained) == int(0.75 * 20)  # of the rows with an input, which are all read once to choose
+    assert (len(critical.read[-1][0]), critical.read[-1][2]) == (20, 1)
