@@ -75,6 +75,7 @@ def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | i
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in linear.values()),
     )
     adapted = get_peft_model(model, settings)
+    _sort_targets(adapted)  # pyright: ignore[reportArgumentType]
     masks = {}
     for name, (rows, columns) in factors.items():
         lora = f"base_model.model.{name}.lora_{{}}.default.weight"
@@ -143,9 +144,19 @@ def add_adapters(model: PreTrainedModel, chosen: Chosen, fields: Mapping[str, An
             "layers; choose whole parts, or use LoRA (`lora_rank`)"
         )
     try:
-        return get_peft_model(model, config)  # pyright: ignore[reportReturnType]
+        adapted = get_peft_model(model, config)
     except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, ImportError) as error:
         raise DataError(f"peft refuses {json.dumps(dict(fields))} on {type(model).__name__}: {error}") from error
+    _sort_targets(adapted)  # pyright: ignore[reportArgumentType]
+    return adapted  # pyright: ignore[reportReturnType]
+
+
+def _sort_targets(model: PeftModel) -> None:
+    """List the adapted layers in order: peft holds a set, and would save it in another order in each process."""
+    for config in model.peft_config.values():
+        targets: object = getattr(config, "target_modules", None)
+        if isinstance(targets, set | list):
+            config.target_modules = sorted(targets)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def under_adapters(model: PeftModel, chosen: Chosen) -> Chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 
 import pytest
@@ -42,6 +43,18 @@ def test_what_is_trained_through_adapters_is_the_weights_that_they_change(text: 
     chosen = select_weights(model, text)
     adapted, _ = add_lora(copy.deepcopy(model), chosen, 2, 2)
     assert under_adapters(adapted, chosen).describe() == line
+
+
+@pytest.mark.parametrize("train", ["all", "qk"])
+def test_adapted_layers_are_saved_in_order(train, tmp_path):
+    model = uneven("llama")
+    chosen = select_weights(model, train)
+    lora, _ = add_lora(copy.deepcopy(model), chosen, 2, 2)
+    for name, adapted in (("lora", lora), ("vera", add_adapters(model, chosen, {"peft_type": "VERA", "r": 8}))):
+        adapted.save_pretrained(tmp_path / name)
+        saved = json.loads((tmp_path / name / "adapter_config.json").read_text())["target_modules"]
+        assert len(saved) > 1
+        assert saved == sorted(saved)
 
 
 @pytest.mark.parametrize("fields", OTHERS, ids=lambda fields: fields["peft_type"])
