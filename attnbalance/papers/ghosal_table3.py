@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from attnbalance.data.choices import Choice
 from attnbalance.data.instructions import InstructionSet
@@ -69,6 +70,14 @@ def halves(settings: Mapping[str, Any]) -> tuple[InstructionSet, InstructionSet]
     return questions.without({}, trained), questions.without({}, tested)
 
 
+def _usable_halves(
+    settings: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, limit: int | None
+) -> list[InstructionSet]:
+    """The questions of `halves` that are short enough for the model and the scale."""
+    longest = min(filter(None, (settings["longest"], limit)), default=None)
+    return [part.usable(tokenizer, longest) for part in halves(settings)]
+
+
 def part_of(name: str, questions: InstructionSet, model: HookedModel) -> InstructionSet:
     """A part of the training questions by the base's loss on the right letter (Kang et al. 2024), lowest first."""
     if name == "whole":
@@ -80,10 +89,8 @@ def part_of(name: str, questions: InstructionSet, model: HookedModel) -> Instruc
 
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    trained, tested = halves(settings)
     model = load_model(model_of(settings))
-    longest = min(filter(None, (settings["longest"], model.max_positions)), default=None)
-    trained, tested = (part.usable(model.tokenizer, longest) for part in (trained, tested))
+    trained, tested = _usable_halves(settings, model.tokenizer, model.max_positions)
     if settings["split"] == BASE:
         return _ask_untrained(model, trained, tested)
     part = part_of(settings["split"], trained, model)
@@ -106,9 +113,7 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _workload(settings: Mapping[str, Any]) -> Workload:
     """What a cell makes the model read. A question is read once for all of its letters."""
-    tokenizer, limit = load_limits(model_of(settings))
-    longest = min(filter(None, (settings["longest"], limit)), default=None)
-    trained, tested = (part.usable(tokenizer, longest) for part in halves(settings))
+    trained, tested = _usable_halves(settings, *load_limits(model_of(settings)))
     learned, asked = ([row.prompt + row.output for row in part.rows] for part in (trained, tested))
     if settings["split"] == BASE:
         return Workload(0, 0, (), [(asked, 0, 1)])
