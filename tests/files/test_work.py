@@ -205,9 +205,10 @@ def test_a_folder_removed_while_it_was_written_is_no_success_and_can_be_gone_on_
 
 
 HOLD = """
-import sys
+import signal, sys
 from pathlib import Path
 from attnbalance.files.work import working
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
 with working(Path(sys.argv[1]), "kind", {"steps": 5}) as work:
     (work / "done.txt").write_text("half")
     print("held", flush=True)
