@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from attnbalance.arguments import expects
+from attnbalance.data.lines import visible
 from attnbalance.errors import DataError
 from attnbalance.seeds import check_seed
 
@@ -93,10 +94,10 @@ class Fact:
 
 
 def check_text(name: str, text: object) -> None:
-    """Raise `DataError` for what is not text, and for text that is blank or not UTF-8."""
+    """Raise `DataError` for what is not text, and for text that shows nothing or is not UTF-8."""
     if not isinstance(text, str):
         raise DataError(f"{name} must be text, got {text!r}")
-    if not text.strip():
+    if not visible(text).strip():
         raise DataError(f"{name} must not be empty, got {text!r}")
     try:
         text.encode()

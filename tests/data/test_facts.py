@@ -39,6 +39,7 @@ def test_a_fact_gives_its_known_fields_as_json() -> None:
         ((" ", "country", ("France",)), "subject must not be empty, got ' '"),
         (("Paris", "", ("France",)), "relation must not be empty, got ''"),
         (("Oslo", "country", ("", "Norway")), "an answer must not be empty, got ''"),
+        (("Oslo", "country", ("\u200b",)), r"an answer must not be empty, got '\\u200b'"),
         (
             ("Oslo", "country", ("  Norway ",)),
             "an answer must be one line without white space around it, got '  Norway '",
