@@ -10,6 +10,7 @@ from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.sources.own_facts import load_own
 from attnbalance.files.outputs import MARKER, read_json
+from attnbalance.files.seals import SCALED
 from attnbalance.finetuning.runs import FACTS, KIND
 from attnbalance.report.wording import listed
 
@@ -26,8 +27,14 @@ def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> s
 
 
 def _trained(spec: ModelSpec) -> set[tuple[str, str]]:
-    """The facts that a run was trained on; a checkpoint's run is one of the folders above it."""
+    """The facts that a run was trained on.
+
+    A checkpoint's run is one of the folders above it; that of a scaled adapter is the one that it was scaled from.
+    """
     folder = Path(spec.adapter or spec.model)
+    marker = read_json(folder / MARKER)
+    if marker.get("kind") == SCALED:
+        folder = Path(marker["config"]["adapter"])
     runs = [path for path in (folder, *folder.absolute().parents[:2]) if read_json(path / MARKER).get("kind") == KIND]
     files = [run / FACTS[part] for run in runs for part in ("train", "replay")]
     return {_name(fact) for file in files if file.is_file() for fact in load_own(file)}

@@ -17,7 +17,8 @@ def headline(explanation: Explanation) -> str:
     """The answer in brief: how many facts are lost, which weights moved the margin, and what brings facts back.
 
     Causes are given shares only if the change's interval excludes zero. The change is that of the most popular fifth,
-    or of all questions if popularity is unknown. What is left out where rows cannot be edited ends the answer.
+    or of all questions if popularity is unknown. How many questions are about facts that a model was trained on, and
+    what is left out where rows cannot be edited, end the answer.
     """
     before, after = explanation.labels
     lost, gained = (count_of(explanation, group) for group in ("lost", "gained"))
@@ -30,8 +31,8 @@ def headline(explanation: Explanation) -> str:
         f"({rates[0]} right before, {rates[1]} after{unsure})."
     )
     text = f"{counts} {cause_sentence(explanation, brief=True)} {rescue_sentence(explanation, after, brief=True)}"
-    missing = left_out(explanation)
-    return f"{text} {missing}" if missing else text
+    caveat = f"{explanation.comparison.caveat}." if explanation.comparison.caveat else ""
+    return " ".join(part for part in (text, caveat, left_out(explanation)) if part)
 
 
 def left_out(explanation: Explanation) -> str | None:

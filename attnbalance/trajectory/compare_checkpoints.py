@@ -9,6 +9,7 @@ from attnbalance.comparison.compare import write_numbers
 from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.known_readings import chosen_readings
 from attnbalance.comparison.measure import measure_all
+from attnbalance.comparison.seen_in_training import seen_in_training
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -72,7 +73,8 @@ def compare_checkpoints(
             measured = measure_all(specs, prompts, settings, work, load=_load, **how)
 
             def write() -> None:
-                comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed)
+                caveat = seen_in_training(specs[-1:], prompts)
+                comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
                 trajectory = Trajectory(tuple(checkpoints), comparison)
                 refuse_changed(results.config, specs, settings)
                 with results.writing(work, answer=headline(trajectory), dropped=dropped) as folder:

@@ -17,7 +17,8 @@ def headline(trajectory: Trajectory) -> str:
     """
     title, n = trajectory.comparison.titles[0], questions(len(trajectory.comparison.prompts))
     size = f"{n} and {len(trajectory.steps)} checkpoints"
-    return f"Over {size}, {change_sentence(trajectory, title)}; {_accuracy(trajectory)}."
+    caveat = f"; {trajectory.comparison.caveat}" if trajectory.comparison.caveat else ""
+    return f"Over {size}, {change_sentence(trajectory, title)}; {_accuracy(trajectory)}{caveat}."
 
 
 def change_sentence(trajectory: Trajectory, title: str) -> str:

@@ -42,3 +42,12 @@ def test_a_checkpoint_is_of_the_run_above_it_and_replayed_facts_count(tmp_path: 
     checkpoint.mkdir(parents=True)
     prompts = make_prompts(FactSet(FACTS))
     assert "the facts of 3 of these 9" in seen_in_training([ModelSpec("step 10", str(checkpoint))], prompts)
+
+
+def test_a_scaled_adapter_was_trained_on_the_facts_of_the_adapter_that_it_was_scaled_from(tmp_path: Path) -> None:
+    run, scaled = a_run(tmp_path / "run", FACTS[:2]), a_run(tmp_path / "scaled", (), kind="scaled adapter")
+    marker = {"kind": "scaled adapter", "config": {"adapter": str(run), "factor": 0.7}}
+    (scaled / "attnbalance.json").write_text(json.dumps(marker))
+    prompts = make_prompts(FactSet(FACTS))
+    specs = [ModelSpec("scaled", "base", str(scaled))]
+    assert seen_in_training(specs, prompts) == "scaled was finetuned on the facts of 2 of these 9"

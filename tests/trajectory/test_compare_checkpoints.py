@@ -209,3 +209,12 @@ def test_a_folder_of_another_trajectory_is_refused(run: Path, full: Path, tmp_pa
     compare_checkpoints(run, FACTS_ASKED, SETTINGS, tmp_path / "out")
     with pytest.raises(OutputError, match="holds the result of `trajectory` with other settings"):
         compare_checkpoints(full, FACTS_ASKED, SETTINGS, tmp_path / "out")
+
+
+def test_questions_about_facts_that_the_run_was_trained_on_are_counted(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run" / "attnbalance.json").write_text(json.dumps({"kind": "finetune"}))
+    (tmp_path / "run" / "train.jsonl").write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in FACTS[:4]))
+    where = [tmp_path / "run" / f"checkpoint-{step}" for step in STEPS]
+    answer = compare_checkpoints(where, FACTS_ASKED, SETTINGS, tmp_path / "out")
+    assert answer.endswith(f"; step 100 was finetuned on the facts of 4 of these {len(FACTS)}.")

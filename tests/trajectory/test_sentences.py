@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attnbalance.trajectory.sentences import headline
 from tests.trajectory.made import a_trajectory
 
@@ -37,3 +39,9 @@ def test_too_few_subjects_and_no_answers_are_said() -> None:
         a_trajectory(right=(0, 5, 0))
     )
     assert "accuracy went from 75.0% to 25.0% (too few" in headline(a_trajectory(subject="Ann"))
+
+
+def test_facts_that_the_run_was_trained_on_end_the_sentence() -> None:
+    trajectory = a_trajectory()
+    told = replace(trajectory, comparison=replace(trajectory.comparison, caveat="step 2 was finetuned on some"))
+    assert headline(told) == headline(trajectory).removesuffix(".") + "; step 2 was finetuned on some."
