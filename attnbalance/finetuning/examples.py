@@ -146,13 +146,14 @@ def as_examples(
     terms that look at the subject or at the base are 0 for it, whatever they are for the others.
 
     Raises `DataError` if rows and facts differ in number, `ArgumentError` for other facts, and `BadRowsError` for rows
-    without a prompt or a label, and for prompts that do not contain their subject once or do not tokenize to the row's
-    own ids.
+    without a prompt or a label, for labels that are not the row's own tokens (models shift them by themselves), and for
+    prompts that do not contain their subject once or do not tokenize to the row's own ids.
     """
     if not all({"input_ids", "labels"} <= set(row) for row in rows):
         raise DataError("expected rows with input_ids and labels")
     if len(rows) != len(facts):
         raise DataError(f"expected one fact for each row, got {len(rows)} rows and {len(facts)} facts")
+    _check_rows(rows)
     unpadded = [_unpadded(row) for row in rows]
     prompts, bad = list[Prompt](), list[tuple[int, str]]()
     asked = [i for i, fact in enumerate(facts) if fact is not None]
@@ -183,6 +184,24 @@ def as_examples(
         Example(ids, labels, read[i].prompt, read[i].spans) if i in read else Example(ids, labels)
         for i, (ids, labels) in enumerate(unpadded)
     ]
+
+
+def _check_rows(rows: Sequence[Mapping[str, Sequence[int]]]) -> None:
+    """Raise `BadRowsError` for rows of uneven lists, and for labels that are other tokens than the row's own."""
+    bad = list[tuple[int, str]]()
+    for i, row in enumerate(rows):
+        ids, labels = ([int(value) for value in row[name]] for name in ("input_ids", "labels"))
+        lengths = {name: len(row[name]) for name in ("input_ids", "labels", "attention_mask") if name in row}
+        if len(set(lengths.values())) > 1:
+            bad.append((i, "lists of different lengths: " + ", ".join(f"{name} {n}" for name, n in lengths.items())))
+            continue
+        wrong = [j for j, label in enumerate(labels) if label not in (IGNORED, ids[j])]
+        if wrong:
+            at = wrong[0]
+            shifted = ", the next token: labels must not be shifted" if labels[at] in ids[at + 1 : at + 2] else ""
+            bad.append((i, f"label {labels[at]} at position {at} is not its token {ids[at]} or {IGNORED}{shifted}"))
+    if bad:
+        raise BadRowsError("rows cannot be read as examples", bad, len(rows), "fix these rows")
 
 
 def _unpadded(row: Mapping[str, Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -1,6 +1,7 @@
 """Examples: the prompt is read, the answer is learned, and padding changes nothing."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -283,3 +284,19 @@ def test_rows_of_another_tokenization_are_shown():
     row = {"input_ids": [*letters, 9], "labels": [*[IGNORED] * len(letters), 9]}
     with pytest.raises(BadRowsError, match="row 1: 'Name Zürich\\?' tokenizes to other ids than the row's"):
         as_examples([row], [fact], tokenizer)
+
+
+@pytest.mark.parametrize("fact", [FACTS[0], None])
+@pytest.mark.parametrize(
+    ("ids", "labels", "problem"),
+    [
+        ([5, 6, 7, 8], [-100, 7, 8, -100], "label 7 at position 1 is not its token 6 or -100, the next token"),
+        ([5, 6, 7, 8], [-100, -100, 9, 8], "label 9 at position 2 is not its token 7 or -100$"),
+        ([5, 6, 7, 8], [-1, -1, 7, 8], "label -1 at position 0 is not its token 5 or -100$"),
+        ([5, 6, 7], [-100, 6], "lists of different lengths: input_ids 3, labels 2"),
+    ],
+)
+def test_labels_that_are_not_the_rows_own_tokens_are_refused(ids, labels, problem, fact) -> None:
+    with pytest.raises(BadRowsError) as raised:
+        as_examples([{"input_ids": ids, "labels": labels}], [fact], TOKENIZER)
+    assert re.search(problem, str(raised.value), re.MULTILINE)
