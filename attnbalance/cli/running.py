@@ -31,7 +31,7 @@ def demo(
     limit: Limit = None,
     seed: Seed = 0,
 ) -> None:
-    """See the whole thing at work on a small model made here: about five minutes on two CPU cores.
+    """See the whole thing at work on a small model made here: about two and a half minutes on two CPU cores.
 
     Pretrains a small Llama on a world of facts, finetunes it on questions about the more popular half of them
     (FT-Top), the less popular half (FT-Bottom) and all (FT-Whole), and writes a report on what that does to attention
