@@ -274,7 +274,8 @@ def editing(base: PreTrainedModel, row_edit: Callable[[int, Tensor], Tensor]) ->
         both = row_edit if outer is None else lambda layer, row: row_edit(layer, outer(layer, row))
         return args, kwargs | {"row_edit": both}
 
-    hook = base.register_forward_pre_hook(add, with_kwargs=True)
+    # not on the model itself: AdaLoRA calls its `forward` directly, past hooks
+    hook = base.base_model.register_forward_pre_hook(add, with_kwargs=True)
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import AdaLoraConfig, get_peft_model
 from tiny import INTERFACE, OUTSIDE, SINKS, eager, tiny_model, tiny_prompts, tiny_tokenizer
 from torch import Tensor
 from torch.nn import Module
@@ -234,6 +235,23 @@ def test_a_model_with_an_adapter_is_edited_as_the_merged_one_is(llama_folder: Pa
         expected = logits_of(merged, boost_attention(ALPHA))
         assert (expected - logits_of(merged, boost_attention(1.0))).abs().max() > 0.1
         # merging rounds the sums of two float32 matrices, whose products then differ by some 1e-6 of 10
+        torch.testing.assert_close(logits_of(model, boost_attention(ALPHA)), expected, atol=5e-5, rtol=1e-5)
+
+
+def test_an_adapter_that_calls_its_model_past_hooks_is_edited_as_the_merged_one_is() -> None:
+    """AdaLoRA calls the base's `forward` itself; the tolerance is that of LoRA above."""
+    config = AdaLoraConfig(task_type="CAUSAL_LM", init_r=4, target_r=2, total_step=9, target_modules=["q_proj"])
+    adapted = get_peft_model(tiny_model("llama"), config).eval()
+    torch.manual_seed(0)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad and parameter.is_floating_point():
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model = load_model(adapted, tokenizer=tiny_tokenizer())
+    merged = load_model(copy.deepcopy(adapted).merge_and_unload(), tokenizer=tiny_tokenizer())
+    assert model.read_only is None
+    with torch.no_grad():
+        expected = logits_of(merged, boost_attention(ALPHA))
+        assert (expected - logits_of(merged, boost_attention(1.0))).abs().max() > 0.1
         torch.testing.assert_close(logits_of(model, boost_attention(ALPHA)), expected, atol=5e-5, rtol=1e-5)
 
 
