@@ -268,18 +268,27 @@ def editing(base: PreTrainedModel, row_edit: Callable[[int, Tensor], Tensor]) ->
 
     Inside another such context, the edit gets the rows that the outer one has edited.
     """
+    context = object()
 
     def add(_: Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         outer = kwargs.get("row_edit")
-        both = row_edit if outer is None else lambda layer, row: row_edit(layer, outer(layer, row))
+        contexts = getattr(outer, "contexts", ())
+        if context in contexts:  # the model itself has added it
+            return args, kwargs
+
+        def both(layer: int, row: Tensor) -> Tensor:
+            return row_edit(layer, row if outer is None else outer(layer, row))
+
+        both.contexts = (*contexts, context)  # pyright: ignore[reportFunctionMemberAccess]
         return args, kwargs | {"row_edit": both}
 
-    # not on the model itself: AdaLoRA calls its `forward` directly, past hooks
-    hook = base.base_model.register_forward_pre_hook(add, with_kwargs=True)
+    # AdaLoRA calls the model's `forward` past its hooks, OPT that of the module within its base model
+    hooks = [module.register_forward_pre_hook(add, with_kwargs=True) for module in (base, base.base_model)]
     try:
         yield
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 @contextmanager
