@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from attnbalance.data.facts import Fact, FactSet
-from attnbalance.data.prompts import Prompt, make_prompts
+from attnbalance.data.prompts import Prompt, hash_prompts, make_prompts
 from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.data.statements import World, statement_prompts
 from attnbalance.data.synthetic import synthetic_facts
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, OutputError
 from attnbalance.files.outputs import read_saved, write_saved
 from attnbalance.finetuning.pretrain import pretrain
 from attnbalance.finetuning.splits import Split, split_facts
+from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.readings.recall import Recall, score
 from attnbalance.studies.controls import CONSTANT, constant, scored, untrained
 from attnbalance.studies.plan import recipe_of
@@ -110,22 +111,30 @@ class PreparedWorld:
                 warnings.warn(f"the control {control!r} of split {name} is left out: {error}", stacklevel=3)
 
     def _asked(self, name: str, prompts: Sequence[Prompt]) -> Recall:
-        """What the base answers to prompts, kept in a file of that name."""
+        """What the base answers to prompts, kept in a file of that name.
+
+        Raises `OutputError` for a file that holds answers to other prompts, or of another model.
+        """
         from attnbalance.models.load import load_model
         from attnbalance.readings.recall import recall
 
         kept = self.folder.with_name(f"{self.folder.name}-{name}.json")
         saved = read_saved(kept)
         version = metadata.version("attnbalance")
+        asked = {"prompts_sha256": hash_prompts(prompts), "model_files": files_fingerprint(self.base)}
         if saved:
-            if (made_by := saved.get("attnbalance_version")) not in (None, version):  # none in files of older versions
+            if any(saved.get(what) != value for what, value in asked.items()):
+                raise OutputError(
+                    f"{kept} holds answers to other prompts, or of another model; remove it to ask the base again"
+                )
+            if (made_by := saved["attnbalance_version"]) != version:
                 warnings.warn(
                     f"{kept} was made by attnbalance {made_by}, and this is {version}; remove it to ask the base again",
                     stacklevel=3,
                 )
             return Recall.from_json(saved, kept)
         answers = recall(load_model(self.base), prompts, batch_size=128, progress=self.progress)
-        write_saved(kept, asdict(answers) | {"attnbalance_version": version})
+        write_saved(kept, asdict(answers) | asked | {"attnbalance_version": version})
         return answers
 
     def split(self, name: str) -> Split:

@@ -6,6 +6,7 @@ import itertools
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -220,11 +221,17 @@ def _begun(out: Path, world: str) -> bool:
 
 
 def _done(fit: Fit, plan: Study, out: Path) -> bool:
-    """Whether a fit has its result; raises `OutputError` if it was changed or has other settings than the study's."""
+    """Whether a fit has its result.
+
+    Raises `OutputError` if it was changed, is that of another fit, or has other settings than the study's.
+    """
     path = out / fit.folder / RESULT
     result = read_saved(path)
     if result:
         check_saved(path, result, path, **FIELDS, method_settings=dict)
+        held = replace(fit, **{name: result.get(name) for name in asdict(fit)})
+        if held != fit:
+            raise OutputError(f"{path} holds the result of {held.folder}; remove it, and this fit is done again")
     if result and result["method_settings"] != plan.methods[fit.method]:
         raise OutputError(
             f"{out / fit.folder} holds a fit with other settings ({result['method_settings']}); give the method "

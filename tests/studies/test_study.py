@@ -134,6 +134,36 @@ def test_a_damaged_part_of_a_study_is_set_aside_and_made_again(
     assert numbers(out) == numbers(done)
 
 
+FITS, TOP_0 = "fits/tiny", "fits/tiny/seed-0/top/plain"
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        (f"{FITS}/seed-1/top/plain/{RESULT}", f"{TOP_0}/{RESULT}", "holds the result of fits/tiny/seed-1/top/plain"),
+        (f"{FITS}/seed-0/bottom/plain/{RESULT}", f"{TOP_0}/{RESULT}", "holds the result of fits/tiny/seed-0/bottom"),
+        ("bases/tiny-0-heldout-few-shot.json", "bases/tiny-0-heldout-question.json", "holds answers to other prompts"),
+        ("bases/tiny-1-statement.json", "bases/tiny-0-statement.json", "holds answers to other prompts"),
+    ],
+)
+def test_a_part_that_was_put_in_the_place_of_another_is_refused(
+    config: Path, done: Path, tmp_path: Path, source: str, target: str, message: str
+) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "out"))
+    shutil.copy(out / source, out / target)
+    with pytest.raises(OutputError, match=f"{out / target} {message}"):
+        study(config, out)
+
+
+def test_answers_of_another_base_are_refused(config: Path, done: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(done, tmp_path / "out"))
+    path = out / "bases/tiny-0-statement.json"
+    saved = read_json(path)
+    write_saved(path, {name: saved[name] for name in saved if name != HASH} | {"model_files": "of another model"})
+    with pytest.raises(OutputError, match="holds answers to other prompts, or of another model; remove it"):
+        study(config, out)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
