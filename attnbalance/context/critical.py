@@ -95,10 +95,11 @@ def _read(model: HookedModel, rows: InstructionSet, work: Path, key: str, batch_
     chunks = []
     for start in range(0, len(rows), CHUNK):
         folder = work.with_name(f"{work.name} {start}")
-        if (saved := kept(folder, key)) is None:
+        of_chunk = f"{folder.name} of {key}"
+        if (saved := kept(folder, of_chunk)) is None:
             part = rows.without({}, rows.rows[start : start + CHUNK])
             saved = {}, {"loss": read_output_loss(model, part, batch_size=batch_size, progress=progress)}
-            keep(folder, key, *saved)
+            keep(folder, of_chunk, *saved)
         chunks.append(saved[1]["loss"])
     return torch.cat(chunks)
 

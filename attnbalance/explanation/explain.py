@@ -150,12 +150,13 @@ def _ask(
     for i, treatment in enumerate(progress_bar(bar or "", items=planned, shown=bar is not None)):
         path = work / f"{i}.json"
         saved = read_saved(path)
-        if (saved.get("name"), saved.get("prompts_sha256")) == (treatment.name, texts):
+        asked = {"model": model.name, "name": treatment.name, "prompts_sha256": texts}
+        if saved and all(saved.get(what) == value for what, value in asked.items()):
             check_saved(path, saved, path, recall=dict)
             answers = Recall.from_json(saved["recall"], path)
         else:
             answers = treatment.ask()
-            write_saved(path, {"name": treatment.name, "prompts_sha256": texts, "recall": asdict(answers)})
+            write_saved(path, asked | {"recall": asdict(answers)})
         answered.append((treatment, answers))
     return answered
 

@@ -14,6 +14,9 @@ from attnbalance.files.outputs import MARKER, check_saved, read_json, without_ha
 SEAL = "complete"
 """The file that a folder of saved work gets last: the hash of every other file in it."""
 
+OF_WORK = f"../{MARKER}"
+"""The name under which a seal holds the hash of the settings of the work that the folder is part of."""
+
 RUN, CHECKPOINT, SCALED = "finetune", "finetune checkpoint", "scaled adapter"
 """The kinds of a folder that holds a finished run, one checkpoint of it, and an adapter with its change scaled."""
 
@@ -89,9 +92,11 @@ def check_model(folder: Path) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Mark a folder complete, with all that it holds."""
+    """Mark a folder complete, with all that it holds, and as part of the work whose attnbalance.json lies beside it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SEAL)
-    write_json(folder / SEAL, {path.relative_to(folder).as_posix(): hash_file(path) for path in files})
+    hashes = {path.relative_to(folder).as_posix(): hash_file(path) for path in files}
+    work = folder.parent / MARKER
+    write_json(folder / SEAL, hashes | ({OF_WORK: hash_file(work)} if work.is_file() else {}))
 
 
 def damage(folder: Path, spent: tuple[str, ...] = ()) -> str | None:
@@ -102,6 +107,9 @@ def damage(folder: Path, spent: tuple[str, ...] = ()) -> str | None:
     sealed = read_json(folder / SEAL)
     if not sealed:
         return f"{folder / SEAL} cannot be read"
+    work = folder.parent / MARKER
+    if OF_WORK in sealed and not (work.is_file() and hash_file(work) == sealed.pop(OF_WORK)):
+        return f"{folder} is part of other work"
     for name, hashed in sealed.items():
         path = folder / name
         if not path.is_file():

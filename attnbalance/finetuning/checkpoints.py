@@ -56,6 +56,10 @@ def _damage(done: Mapping[int, Path]) -> str | None:
     wrong = next(filter(None, (damage(path, () if step == newest else SPENT) for step, path in done.items())), None)
     if wrong:
         return wrong
+    for step, path in done.items():
+        at = read_json(path / STATE).get("global_step", step)
+        if at != step:
+            return f"{path} is the checkpoint of step {at}"
     log = read_json(done[newest] / STATE).get("log_history", [])
     gone = sorted({entry["step"] for entry in log if "eval_loss" in entry or "eval_objective" in entry} - done.keys())
     return f"{done[newest].with_name(f'checkpoint-{gone[0]}')} is gone" if gone else None
@@ -63,8 +67,8 @@ def _damage(done: Mapping[int, Path]) -> str | None:
 
 def checkpoints(work: Path) -> dict[int, Path]:
     """The complete checkpoints of unfinished work, by step, in order."""
-    complete = [path for path in work.glob("checkpoint-*") if (path / SEAL).exists()]
-    return dict(sorted((int(re.sub(r"\D", "", path.name)), path) for path in complete))
+    named = [(re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in work.glob("checkpoint-*")]
+    return dict(sorted((int(match[1]), path) for match, path in named if match and (path / SEAL).exists()))
 
 
 def written(work: Path, steps: Iterable[int] = ()) -> dict[int, Path]:

@@ -11,6 +11,7 @@ from time import sleep
 import pytest
 
 from attnbalance.files import seals
+from attnbalance.files.outputs import MARKER
 from attnbalance.files.seals import SEAL, damage, hash_file, seal
 
 
@@ -47,6 +48,20 @@ def test_a_missing_file_shows_unless_it_may_be_gone(folder: Path) -> None:
     assert damage(folder, ("deep",)) is None
     (folder / "a.bin").unlink()
     assert damage(folder, ("deep",)) == f"{folder / 'a.bin'} is missing"
+
+
+def test_a_folder_that_was_sealed_in_other_work_shows(tmp_path: Path) -> None:
+    for name in ("work", "other"):
+        (tmp_path / name / "part").mkdir(parents=True)
+        (tmp_path / name / "part" / "a.bin").write_bytes(b"same")
+        (tmp_path / name / MARKER).write_text(f'{{"config": "{name}"}}')
+        seal(tmp_path / name / "part")
+        assert damage(tmp_path / name / "part") is None
+    moved = tmp_path / "work" / "moved"
+    shutil.copytree(tmp_path / "other" / "part", moved)
+    assert damage(moved) == f"{moved} is part of other work"
+    (tmp_path / "other" / MARKER).unlink()
+    assert damage(tmp_path / "other" / "part") == f"{tmp_path / 'other' / 'part'} is part of other work"
 
 
 @pytest.mark.parametrize("large", [2**10, 2**30])

@@ -1,6 +1,7 @@
 """Checkpoints of unfinished training, and what a killed process leaves of them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def _save(work: Path, step: int, complete: bool, log: tuple[int, ...] = ()) -> N
     folder.mkdir()
     for name in FILES:
         (folder / name).write_text(name)
-    state = {"log_history": [{"step": earlier, "eval_objective": 1.0} for earlier in log]}
+    state = {"global_step": step, "log_history": [{"step": earlier, "eval_objective": 1.0} for earlier in log]}
     (folder / "trainer_state.json").write_text(json.dumps(state))
     if complete:
         mark_complete(work, step)
@@ -71,6 +72,27 @@ def test_training_whose_earlier_checkpoint_is_gone_begins_anew(tmp_path):
     with pytest.warns(UserWarning, match="checkpoint-20 is gone; set aside as damaged-checkpoint-40"):
         set_damaged_aside(drop_incomplete(tmp_path))
     assert _left(tmp_path) == ["damaged-checkpoint-40"]
+
+
+def test_a_checkpoint_of_another_step_or_another_run_is_set_aside(tmp_path):
+    for run in ("mine", "other"):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "attnbalance.json").write_text(run)
+        _save(tmp_path / run, 20, True)
+        _save(tmp_path / run, 40, True, (20, 40))
+    mine = tmp_path / "mine"
+    shutil.copytree(mine / "checkpoint-40", mine / "checkpoint-60")
+    with pytest.warns(UserWarning, match=r"checkpoint-60 is the checkpoint of step 40; set aside"):
+        set_damaged_aside(mine)
+    shutil.copytree(tmp_path / "other" / "checkpoint-40", mine / "checkpoint-40")
+    with pytest.warns(UserWarning, match=r"checkpoint-40 is part of other work; set aside"):
+        set_damaged_aside(mine)
+
+
+def test_folders_whose_names_hold_no_step_are_no_checkpoints(tmp_path):
+    _save(tmp_path, 20, True)
+    shutil.copytree(tmp_path / "checkpoint-20", tmp_path / "checkpoint-abc")
+    assert list(checkpoints(tmp_path)) == [20]
 
 
 def test_checkpoints_removed_while_training_ran_are_named(tmp_path):
