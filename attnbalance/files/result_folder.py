@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import MARKER, provenance, read_json, write_json
+from attnbalance.files.outputs import MARKER, provenance, read_json, write_saved
 from attnbalance.files.processes import held_together
 from attnbalance.files.seals import check_files, hash_files
 from attnbalance.files.work import HOLDER, LOCK, close_work, finishing, in_place, is_finished, locked, work_of, working
@@ -95,7 +95,7 @@ class ResultFolder:
         """
         about = {"kind": self.kind, "config": dict(self.config), "answer": answer, "command": self.command}
         hashes = hash_files(folder, but=OURS)
-        write_json(folder / MARKER, about | {"dropped": dict(dropped), "files_sha256": hashes} | provenance())
+        write_saved(folder / MARKER, about | {"dropped": dict(dropped), "files_sha256": hashes} | provenance())
 
     def answer(self) -> str:
         """The answer of a finished folder."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import MARKER, read_json, write_json, write_text
+from attnbalance.files.outputs import HASH, MARKER, read_json, write_json, write_text
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.files.work import locked, work_of
 
@@ -106,7 +106,7 @@ def test_other_settings_are_refused_and_another_command_is_not(tmp_path: Path) -
 def test_a_folder_that_lost_its_answer_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     results, marker = results_in(tmp_path), tmp_path / "out" / MARKER
     make(results, [])
-    write_json(marker, {name: value for name, value in read_json(marker).items() if name != "answer"})
+    write_json(marker, {name: value for name, value in read_json(marker).items() if name not in ("answer", HASH)})
     before = marker.read_bytes()
     with pytest.raises(OutputError, match=f"{marker} must hold the answer.* remove {tmp_path}/out, or name"):
         make(results, [])
@@ -139,17 +139,25 @@ def test_a_folder_in_which_a_file_was_changed_is_refused_by_its_name_and_left_as
     assert make(results, []) == "42"
 
 
+def test_a_folder_whose_answer_was_changed_is_refused(tmp_path: Path) -> None:
+    results, marker = results_in(tmp_path), tmp_path / "out" / MARKER
+    make(results, [])
+    marker.write_text(marker.read_text().replace('"42"', '"43"'))
+    with pytest.raises(OutputError, match=f"{marker} was changed"):
+        make(results, [])
+
+
 def test_a_folder_whose_marker_lists_no_files_is_finished(tmp_path: Path) -> None:
     results, marker = results_in(tmp_path), tmp_path / "out" / MARKER
     make(results, [])
-    write_json(marker, {name: value for name, value in read_json(marker).items() if name != "files_sha256"})
+    write_json(marker, {name: value for name, value in read_json(marker).items() if name not in ("files_sha256", HASH)})
     assert results.is_finished()
 
 
 def test_a_list_of_files_that_was_changed_is_refused(tmp_path: Path) -> None:
     results, marker = results_in(tmp_path), tmp_path / "out" / MARKER
     make(results, [])
-    write_json(marker, read_json(marker) | {"files_sha256": None})
+    write_json(marker, read_json(marker) | {"files_sha256": None, HASH: None})
     with pytest.raises(OutputError, match="'files_sha256' must be"):
         results.is_finished()
 
