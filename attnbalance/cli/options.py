@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,10 +150,18 @@ def say_best(run: Run, out: str, unit: str = "loss {:.3f} nats a token") -> None
         print(f"The base itself is better: validation {unit.format(run.base_loss)}; try a lower --lr.")
 
 
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; raises `ValueError` for a name that occurs twice, of which one value would be lost."""
+    names = Counter(name for name, _ in pairs)
+    if repeated := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"{repeated[0]!r} occurs twice")
+    return dict(pairs)
+
+
 def json_mapping(option: str, text: str) -> dict[str, Any]:
     """The JSON object of an option; raises `DataError` for any other text."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{option} must be a JSON object, got {text!r}: {error}") from error
     if not isinstance(value, dict):

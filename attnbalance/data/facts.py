@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from attnbalance.arguments import expects
-from attnbalance.data.lines import visible
+from attnbalance.data.lines import is_blank
 from attnbalance.errors import DataError
 from attnbalance.seeds import check_seed
 
@@ -97,7 +97,7 @@ def check_text(name: str, text: object) -> None:
     """Raise `DataError` for what is not text, and for text that shows nothing or is not UTF-8."""
     if not isinstance(text, str):
         raise DataError(f"{name} must be text, got {text!r}")
-    if not visible(text).strip():
+    if is_blank(text):
         raise DataError(f"{name} must not be empty, got {text!r}")
     try:
         text.encode()

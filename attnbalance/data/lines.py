@@ -33,7 +33,16 @@ def first_line(output: str) -> str:
 
 def visible(text: str) -> str:
     """The text without characters that only format it."""
-    return "".join(character for character in text if unicodedata.category(character) != "Cf" or character in TAGS)
+    return "".join(character for character in text if not _only_formats(character))
+
+
+def is_blank(text: str) -> bool:
+    """Whether a text shows nothing: white space and characters that only format it."""
+    return all(character.isspace() or _only_formats(character) for character in text)
+
+
+def _only_formats(character: str) -> bool:
+    return unicodedata.category(character) == "Cf" and character not in TAGS
 
 
 def _has_shape(character: str) -> bool:

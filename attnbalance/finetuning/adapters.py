@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -91,8 +93,9 @@ def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | i
 def peft_config(fields: Mapping[str, Any]) -> PeftConfig:
     """The configuration of peft that has these fields, "peft_type" among them; the layers are not chosen yet.
 
-    Raises `DataError` for types and fields that peft does not have or refuses, for types that put tokens before the
-    prompt, for `UNUSABLE_TYPES`, `UNUSABLE_STARTS` and `OWN_TRAINING`, and for the fields among `PLACES`.
+    Raises `DataError` for types and fields that peft does not have or refuses, for values of another type than the
+    field's, for a scale of 0 and a dropout outside 0 to 1, for types that put tokens before the prompt, for
+    `UNUSABLE_TYPES`, `UNUSABLE_STARTS` and `OWN_TRAINING`, and for the fields among `PLACES`.
     """
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
@@ -114,6 +117,7 @@ def peft_config(fields: Mapping[str, Any]) -> PeftConfig:
         )
     if own := [name for name in OWN_TRAINING if fields.get(name) not in (None, False)]:
         raise DataError(f"finetune cannot do what {own[0]!r} asks for: a loss, or a way of saving, of its own")
+    _check_values(types[kind], {name: value for name, value in fields.items() if name != "peft_type"})
     try:
         config = types[kind](task_type="CAUSAL_LM", **{name: fields[name] for name in fields if name != "peft_type"})
     except (TypeError, ValueError) as error:
@@ -121,6 +125,34 @@ def peft_config(fields: Mapping[str, Any]) -> PeftConfig:
     if config.is_prompt_learning:
         raise DataError(f"adapters of type {kind} put tokens before the prompt; choose one that changes weights")
     return config
+
+
+def _check_values(kind: type[PeftConfig], fields: Mapping[str, Any]) -> None:
+    """Raise `DataError` for values of other types than peft's, which it takes as they come ("no" would be true).
+
+    And for a scale of 0 or less and a dropout outside 0 to 1, with which adapters learn nothing. Lists and mappings are
+    left to peft, and so are names that it does not have.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    hints = get_type_hints(kind)
+    for name, value in fields.items():
+        if name not in hints or isinstance(value, list | dict):
+            continue
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if name == "lora_alpha":
+            wanted = None if number and value > 0 else "a number > 0"
+        elif name.endswith("dropout"):
+            wanted = None if number and 0 <= value < 1 else "a number from 0 to below 1"
+        else:
+            wanted = None
+            try:
+                adapter = TypeAdapter(hints[name], config=ConfigDict(arbitrary_types_allowed=True))
+                adapter.validate_python(value, strict=True)
+            except ValidationError:
+                wanted = inspect.formatannotation(hints[name]).replace("typing.", "")
+        if wanted is not None:
+            raise DataError(f"peft's {name!r} must be {wanted}, got {value!r}")
 
 
 def add_adapters(model: PreTrainedModel, chosen: Chosen, fields: Mapping[str, Any]) -> PeftModel:
@@ -145,7 +177,7 @@ def add_adapters(model: PreTrainedModel, chosen: Chosen, fields: Mapping[str, An
         )
     try:
         adapted = get_peft_model(model, config)
-    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, ImportError) as error:
+    except (TypeError, ValueError, AttributeError, NotImplementedError, RuntimeError, ImportError, re.error) as error:
         raise DataError(f"peft refuses {json.dumps(dict(fields))} on {type(model).__name__}: {error}") from error
     _sort_targets(adapted)  # pyright: ignore[reportArgumentType]
     return adapted  # pyright: ignore[reportReturnType]

@@ -96,9 +96,9 @@ class FinetuneSettings:
                 "`peft` names the adapters; leave `lora_rank` and `lora_alpha` out (in `peft`: r, lora_alpha)"
             )
         try:
-            json.dumps(dict(config))
+            json.dumps(dict(config), allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise DataError(f"`peft` must hold texts, numbers, lists and mappings, got {config!r}") from error
+            raise DataError(f"`peft` must hold texts, finite numbers, lists and mappings, got {config!r}") from error
 
     @property
     def has_adapters(self) -> bool:

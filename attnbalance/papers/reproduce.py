@@ -75,8 +75,8 @@ def reproduce(
     code with `if __name__ == "__main__":`. Several machines share the work by `worker`: "I/N" runs each N-th cell, from
     the I-th (counted from 0; by default Slurm's array index). Each writes the figures whose cells are all there.
     `facts`, `model`, `instructions`, `conflicts` and `choices` are by default those of the folder's cells, else PopQA
-    from the Hub and none (see `Sources`). A figure whose data cannot be loaded, or are not given, raises if it is the
-    only one; otherwise it is reported as not run. Raises `DataError` for unknown names or scales, too few seeds and
+    from the Hub and none (see `Sources`). A figure whose data cannot be loaded, or are not given, is reported as not
+    run, and raises if no figure can be run. Raises `DataError` for unknown names or scales, too few seeds and
     missing data, `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be completed.
     """
     from attnbalance.papers.page import answer_of, write_figure, write_page
@@ -102,7 +102,7 @@ def reproduce(
         asked = {figure.name: work[figure.name] for figure in chosen if figure.name in work}
         refuse_others(_distinct(asked), out)
         refused |= _run(asked, out, workers, slice(index, None, count), progress)
-        if refused and len(chosen) == 1:
+        if len(refused) == len(chosen):
             raise refused[chosen[0].name]
         done, left = {}, dict[str, str]()
         for name, cells in work.items():
@@ -142,7 +142,8 @@ def sources_of(out: Path, given: Mapping[str, str | None]) -> Sources:
     if empty := [name for name, value in given.items() if value == ""]:
         raise DataError(f"`{empty[0]}` must name something, got an empty text; leave it out for its default")
     for path in sorted((out / "cells").glob("*.json")):
-        own = {name: value for name, value in read_cell(path)["settings"].items() if name in given and value}
+        settings = read_cell(path).get("settings", {})  # a cell that cannot be read is run again
+        own = {name: value for name, value in settings.items() if name in given and value}
         for name in own:
             if given[name] is not None and Path(str(given[name])).resolve() != Path(own[name]).resolve():
                 raise OutputError(

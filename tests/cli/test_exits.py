@@ -112,6 +112,7 @@ def test_the_current_folder_is_not_filled(command: str, folder: Path, monkeypatc
         (("--lora-alpha", "3"), "`--lora-alpha` scales LoRA adapters; give `--lora-rank` as well"),
         (("--peft", "{OFT}"), "--peft must be a JSON object, got '{OFT}'"),
         (("--peft", "[1]"), "--peft must be a JSON object, got '[1]'"),
+        (("--peft", '{"r": 2, "r": 4}'), """--peft must be a JSON object, got '{"r": 2, "r": 4}': 'r' occurs twice"""),
         (("--peft", '{"peft_type": "OFFT"}'), "peft has no type 'OFFT'"),
         (("--peft", '{"peft_type": "OFT"}', "--lora-rank", "2"), "leave `--lora-rank` and `--lora-alpha` out"),
         (("--lora-rank", "1000000000"), "`--lora-rank` must be at most 65536"),

@@ -117,6 +117,35 @@ def test_configurations_that_cannot_be_honoured_are_refused_without_a_model(fiel
         peft_config(fields)
 
 
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"use_dora": "no"}, "peft's 'use_dora' must be bool, got 'no'"),
+        ({"use_rslora": 1}, "peft's 'use_rslora' must be bool, got 1"),
+        ({"r": "4"}, "peft's 'r' must be int, got '4'"),
+        ({"r": True}, "peft's 'r' must be int, got True"),
+        ({"lora_alpha": 0}, "peft's 'lora_alpha' must be a number > 0, got 0"),
+        ({"lora_dropout": 1.0}, "peft's 'lora_dropout' must be a number from 0 to below 1, got 1.0"),
+        ({"lora_dropout": -1}, "peft's 'lora_dropout' must be a number from 0 to below 1, got -1"),
+    ],
+)
+def test_values_that_peft_would_take_for_others_are_refused(field, message) -> None:
+    with pytest.raises(DataError, match=message):
+        peft_config({"peft_type": "LORA", **field})
+
+
+def test_values_of_the_right_types_are_taken() -> None:
+    fields = {"r": 4, "lora_alpha": 0.5, "lora_dropout": 0, "use_dora": True, "init_lora_weights": "gaussian"}
+    config = peft_config({"peft_type": "lora", **fields, "rank_pattern": {"q_proj": 2}, "loftq_config": {}})
+    assert {name: getattr(config, name) for name in fields} == fields
+
+
+def test_a_pattern_that_is_none_is_refused_by_name() -> None:
+    model = uneven("llama")
+    with pytest.raises(DataError, match=r"peft refuses .*alpha_pattern.* on LlamaForCausalLM: "):
+        add_adapters(model, select_weights(model, "qk"), {"peft_type": "LORA", "r": 2, "alpha_pattern": {"(": 8}})
+
+
 def test_parts_of_layers_and_layers_that_peft_refuses_are_refused_by_name():
     model = uneven("llama")
     with pytest.raises(DataError, match=r"'q@0\.1' chooses a part of model\.layers\.0\.self_attn\.q_proj\.weight"):
@@ -131,7 +160,7 @@ def test_parts_of_layers_and_layers_that_peft_refuses_are_refused_by_name():
         ({"peft": {"r": 8}}, r"must be a mapping with peft_type, .* got \{'r': 8\}"),
         ({"peft": "OFT"}, r"must be a mapping with peft_type"),
         ({"peft": {"peft_type": "OFT"}, "lora_rank": 8}, r"leave `lora_rank` and `lora_alpha` out"),
-        ({"peft": {"peft_type": "OFT", "r": {1, 2}}}, r"must hold texts, numbers"),
+        ({"peft": {"peft_type": "OFT", "r": {1, 2}}}, r"must hold texts, finite numbers"),
     ],
 )
 def test_settings_of_adapters_are_checked(given, message):

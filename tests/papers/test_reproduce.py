@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,6 +194,24 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch
     monkeypatch.setattr(reproduction, "write_cell", real)
     assert reproduce(["second"], tmp_path / "out", seeds=3, workers=1) == whole
     assert len(RUNS) == len(set(RUNS)) == 9
+
+
+@pytest.mark.parametrize("text", ["", '{"settings": {'])
+def test_a_cell_that_cannot_be_read_is_run_again(tmp_path: Path, text: str) -> None:
+    whole = reproduce(["first"], tmp_path / "out", seeds=2, workers=1)
+    (tmp_path / "out/cells/cell-1-0.json").write_text(text)
+    RUNS.clear()
+    assert reproduce(["first"], tmp_path / "out", seeds=2, workers=1) == whole
+    assert RUNS == ["1-0"]
+
+
+def test_figures_of_which_none_could_be_run_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    reproduce(["real"], tmp_path / "out", seeds=2)
+    shutil.rmtree(tmp_path / "out/cells")
+    (tmp_path / "out/cells").write_text("in the way")
+    with pytest.raises(OutputError, match="cannot write"):
+        reproduce(["first", "second"], tmp_path / "out", seeds=2, workers=1)
 
 
 @pytest.mark.parametrize(
