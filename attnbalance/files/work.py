@@ -40,6 +40,9 @@ CONTENTS = {
 ABSENT = object()
 """Stands for a setting that one of two folders lacks."""
 
+GONE = "another process has just ended its work on {folder}, and removed it; run the same command again"
+"""What to say where the folder of two processes that began together was removed by the one that was first."""
+
 UNFINISHED = "unfinished "
 """The beginning of the kind of a folder of unfinished work."""
 
@@ -153,9 +156,13 @@ def locked(folder: Path) -> Iterator[None]:
             holder = read_json(folder / HOLDER)
             who = f"process {holder.get('process')} on {holder.get('host')}" if holder else "another process"
             raise OutputError(f"{who} is at work on {folder}; wait until it ends, or choose another `out`") from None
+        except FileNotFoundError:
+            raise OutputError(GONE.format(folder=folder)) from None
     try:
-        with writing(folder):
+        try:
             own = (folder / LOCK).stat()  # no other file gets its inode before the lock is released
+        except FileNotFoundError:
+            raise OutputError(GONE.format(folder=folder)) from None
         try:
             write_json(folder / HOLDER, {"process": os.getpid(), "host": socket.gethostname()})
             yield

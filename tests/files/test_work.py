@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from attnbalance.errors import OutputError
 from attnbalance.files.outputs import MARKER, as_folder, read_json, write_json, write_text
@@ -250,6 +251,27 @@ def test_the_work_of_a_process_that_was_ended_can_be_gone_on_with_at_once(tmp_pa
     with working(tmp_path / "out", "kind", {"steps": 5}) as work:
         assert (work / "done.txt").read_text() == "half"
     assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("method", ["acquire", "_acquire"])
+def test_a_folder_that_another_process_removes_while_it_is_locked_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """By another process, before the lock is taken or just after."""
+    taken = getattr(FileLock, method)
+
+    def removed(self: FileLock, *args: object, **kwargs: object) -> object:
+        if method == "acquire":
+            shutil.rmtree(tmp_path / "work")
+            raise FileNotFoundError
+        result = taken(self, *args, **kwargs)
+        shutil.rmtree(tmp_path / "work")
+        return result
+
+    monkeypatch.setattr(FileLock, method, removed)
+    message = "another process has just ended its work on .*; run the same command again"
+    with pytest.raises(OutputError, match=message), locked(tmp_path / "work"):
+        pass
 
 
 def test_another_call_in_the_same_process_is_refused_too(tmp_path: Path) -> None:

@@ -339,7 +339,12 @@ def command(out: Path, *options: str) -> list[str]:
 def begun(out: Path) -> subprocess.Popen:
     """Two processes at work on Figure 6, after the first of its results."""
     process = subprocess.Popen(
-        command(out, *FAST), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command(out, *FAST),
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in a shell's background jobs
     )
     while process.poll() is None and not list((out / "cells").glob("[!.]*.json")):
         time.sleep(0.05)
