@@ -9,6 +9,9 @@ from attnbalance.readings.steering import STRENGTH, WEIGHTS
 from attnbalance.report import wording
 from attnbalance.statistics.intervals import Interval
 
+FINAL_CAPS = ("final_logit_softcapping", "logits_soft_cap")
+"""Settings that cap the logits (see `Change`)."""
+
 SETTINGS = 5
 """Largest number of differing settings that a sentence names."""
 
@@ -67,7 +70,11 @@ def _settings(explanation: Explanation) -> str:
     more = f" and {len(named) - SETTINGS} more" if len(named) > SETTINGS else ""
     if not named:
         return ""
-    return f" The configurations differ too, which counts as configuration: {', '.join(named[:SETTINGS])}{more}."
+    capped = [name for name in FINAL_CAPS if name in explanation.settings]
+    outside = f" {capped[0]} counts nowhere: margins are those before the final cap." if capped else ""
+    return (
+        f" The configurations differ too, which counts as configuration: {', '.join(named[:SETTINGS])}{more}.{outside}"
+    )
 
 
 def headline_group(explanation: Explanation) -> str:

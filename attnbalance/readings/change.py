@@ -57,7 +57,8 @@ class Change:
         by_attention: The change that each head carries from subject to last token because attention changed; see
             `split_edges`.
         by_readout: The change that each head carries from subject to last token because the readout changed.
-        settings: Settings that differ between the two configurations, with both values. Their effect counts as "rest".
+        settings: Settings that differ between the two configurations, with both values. Their effect counts as "rest",
+            but that of a final cap, which comes behind all of this, is left out.
     """
 
     before: Float[Tensor, " prompt"]

@@ -43,6 +43,8 @@ def test_settings_that_differ_are_named_with_both_values():
         "counts as configuration: rope_theta (10000.0 in old, 50.0 in new), b (None in old, 1 in new)."
     )
     assert "configurations differ" not in cause_sentence(an_explanation(a_change(-2.0, -0.5)))
+    text = cause_sentence(an_explanation(a_change(-2.0, -0.5, 0.0, {"final_logit_softcapping": (30.0, 1.0)})))
+    assert text.endswith("1.0 in new). final_logit_softcapping counts nowhere: margins are those before the final cap.")
 
 
 @pytest.mark.parametrize(
