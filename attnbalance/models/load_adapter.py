@@ -34,6 +34,9 @@ def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pat
             f"model {path} is a file; name the folder that holds config.json and model.safetensors, or a .gguf file"
         )
     if not folder.exists() and (_looks_local(path) or (len(folder.parts) > 1 and folder.parent.is_dir())):
+        start, plus, end = path.partition("+")
+        if plus and Path(start).is_dir():  # as the command line writes it
+            raise ModelError(f"no model folder at {path}; to put an adapter on {start}, pass adapter={end!r}")
         there = sorted(part.name for part in folder.parent.glob("*/")) if folder.parent.is_dir() else []
         raise ModelError(
             f"no model folder at {path}" + (f"; {folder.parent} holds {', '.join(there)}" if there else "")

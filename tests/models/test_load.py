@@ -74,6 +74,9 @@ def test_names_that_lead_nowhere_are_refused(
     ):
         here.chdir(tmp_path)  # where runs/ful could also be a Hub id
         load_model("runs/ful")
+    (tmp_path / "base").mkdir()
+    with pytest.raises(ModelError, match=r"to put an adapter on .*/base, pass adapter='runs/lora'$"):
+        load_model(f"{tmp_path}/base+runs/lora")
     with pytest.raises(ModelError, match=f"no model folder at {tmp_path}/absent"):
         load_model(tmp_path / "absent")
     with pytest.raises(ModelError, match="no adapter folder at"):
