@@ -70,7 +70,9 @@ def test_a_planted_change_is_found_and_swapping_the_labels_turns_it_round(
 def test_questions_about_facts_that_a_model_was_trained_on_are_counted(llama_folder: Path, tmp_path: Path) -> None:
     other = changed(llama_folder, tmp_path / "other", ("mlp",))
     (tmp_path / "other" / "attnbalance.json").write_text(json.dumps({"kind": "finetune"}))
-    (tmp_path / "other" / "train.jsonl").write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in FACTS[:5]))
+    (tmp_path / "other" / "train.jsonl").write_text(
+        "".join(json.dumps(fact.as_dict()) + "\n" for fact in list(FACTS)[:5])
+    )
     answer = explained(str(llama_folder), other, tmp_path / "out")["answer"]
     assert answer.endswith(" after was finetuned on the facts of 5 of these 24.")
 
