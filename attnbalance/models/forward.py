@@ -273,22 +273,18 @@ def editing(base: PreTrainedModel, row_edit: Callable[[int, Tensor], Tensor]) ->
     def add(_: Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         outer = kwargs.get("row_edit")
         contexts = getattr(outer, "contexts", ())
-        if context in contexts:  # the model itself has added it
-            return args, kwargs
 
         def both(layer: int, row: Tensor) -> Tensor:
             return row_edit(layer, row if outer is None else outer(layer, row))
 
         both.contexts = (*contexts, context)  # pyright: ignore[reportFunctionMemberAccess]
-        return args, kwargs | {"row_edit": both}
+        return args, kwargs if context in contexts else kwargs | {"row_edit": both}  # not twice
 
-    # AdaLoRA calls the model's `forward` past its hooks, OPT that of the module within its base model
-    hooks = [module.register_forward_pre_hook(add, with_kwargs=True) for module in (base, base.base_model)]
-    try:
+    with (  # AdaLoRA calls the model's `forward` past its hooks, OPT that of the module within its base model
+        base.register_forward_pre_hook(add, with_kwargs=True),
+        base.base_model.register_forward_pre_hook(add, with_kwargs=True),
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager

@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from tiny import FACTS
 
 from attnbalance import Fact, Template, make_prompts
+from attnbalance.data.lines import is_blank
 from attnbalance.data.prompts import Prompt, hash_prompts, question_of
 from attnbalance.errors import BadRowsError, DataError
 
-TEXT = st.text().map(lambda text: " ".join(text.split())).filter(lambda text: len(text.splitlines()) == 1)
+TEXT = (
+    st.text()
+    .map(lambda text: " ".join(text.split()))
+    .filter(lambda text: len(text.splitlines()) == 1 and not is_blank(text))
+)
 
 
 @pytest.mark.parametrize(
