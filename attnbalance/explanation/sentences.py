@@ -64,17 +64,17 @@ def cause_sentence(explanation: Explanation, *, brief: bool = False) -> str:
 def _settings(explanation: Explanation) -> str:
     """The settings that differ between the two configurations, as a sentence; empty if there are none."""
     before, after = explanation.labels
-    named = [
-        f"{name} ({str(a)[:40]} in {before}, {str(b)[:40]} in {after})" for name, (a, b) in explanation.settings.items()
-    ]
+    said = {
+        n: f"{n} ({str(a)[:40]} in {before}, {str(b)[:40]} in {after})" for n, (a, b) in explanation.settings.items()
+    }
+    caps = [said.pop(name) for name in FINAL_CAPS if name in said]
+    named = list(said.values())
     more = f" and {len(named) - SETTINGS} more" if len(named) > SETTINGS else ""
-    if not named:
-        return ""
-    capped = [name for name in FINAL_CAPS if name in explanation.settings]
-    outside = f" {capped[0]} counts nowhere: margins are those before the final cap." if capped else ""
-    return (
-        f" The configurations differ too, which counts as configuration: {', '.join(named[:SETTINGS])}{more}.{outside}"
+    counted = f" The configurations differ too, which counts as configuration: {', '.join(named[:SETTINGS])}{more}."
+    outside = (
+        f" The cap of the logits differs too, and counts nowhere, as margins are those before it: {''.join(caps[:1])}."
     )
+    return (counted if named else "") + (outside if caps else "")
 
 
 def headline_group(explanation: Explanation) -> str:

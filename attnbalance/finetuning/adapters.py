@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from collections.abc import Mapping
@@ -128,29 +127,23 @@ def peft_config(fields: Mapping[str, Any]) -> PeftConfig:
 
 
 def _check_values(kind: type[PeftConfig], fields: Mapping[str, Any]) -> None:
-    """Raise `DataError` for values of other types than peft's, which it takes as they come ("no" would be true).
+    """Raise `DataError` for switches and numbers of another type than peft's, which would take "no" for true.
 
-    And for a scale of 0 or less and a dropout outside 0 to 1, with which adapters learn nothing. Lists and mappings are
-    left to peft, and so are names that it does not have.
+    Also for a scale of 0 or less and for a dropout outside 0 to 1, which leave adapters that learn nothing. Fields of
+    other types are left to peft.
     """
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
-
     hints = get_type_hints(kind)
     for name, value in fields.items():
-        if name not in hints or isinstance(value, list | dict):
-            continue
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if name == "lora_alpha":
-            wanted = None if number and value > 0 else "a number > 0"
+        hint, number = hints.get(name), isinstance(value, int | float) and not isinstance(value, bool)
+        wanted = None
+        if name.endswith("alpha"):
+            wanted = None if (number and value > 0) or (value is None and hint not in (int, float)) else "a number > 0"
         elif name.endswith("dropout"):
             wanted = None if number and 0 <= value < 1 else "a number from 0 to below 1"
-        else:
-            wanted = None
-            try:
-                adapter = TypeAdapter(hints[name], config=ConfigDict(arbitrary_types_allowed=True))
-                adapter.validate_python(value, strict=True)
-            except ValidationError:
-                wanted = inspect.formatannotation(hints[name]).replace("typing.", "")
+        elif hint is bool:
+            wanted = None if isinstance(value, bool) else "true or false"
+        elif hint in (int, float):
+            wanted = None if number else "a number"
         if wanted is not None:
             raise DataError(f"peft's {name!r} must be {wanted}, got {value!r}")
 

@@ -195,7 +195,8 @@ def _check_rows(rows: Sequence[Mapping[str, Sequence[int]]]) -> None:
         if len(set(lengths.values())) > 1:
             bad.append((i, "lists of different lengths: " + ", ".join(f"{name} {n}" for name, n in lengths.items())))
             continue
-        wrong = [j for j, label in enumerate(labels) if label not in (IGNORED, ids[j])]
+        kept = [bool(value) for value in row.get("attention_mask", [1] * len(ids))]
+        wrong = [j for j, label in enumerate(labels) if kept[j] and label not in (IGNORED, ids[j])]
         if wrong:
             at = wrong[0]
             shifted = ", the next token: labels must not be shifted" if labels[at] in ids[at + 1 : at + 2] else ""

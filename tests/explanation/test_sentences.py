@@ -44,7 +44,8 @@ def test_settings_that_differ_are_named_with_both_values():
     )
     assert "configurations differ" not in cause_sentence(an_explanation(a_change(-2.0, -0.5)))
     text = cause_sentence(an_explanation(a_change(-2.0, -0.5, 0.0, {"final_logit_softcapping": (30.0, 1.0)})))
-    assert text.endswith("1.0 in new). final_logit_softcapping counts nowhere: margins are those before the final cap.")
+    assert text.endswith("as margins are those before it: final_logit_softcapping (30.0 in old, 1.0 in new).")
+    assert "counts as configuration" not in text
 
 
 @pytest.mark.parametrize(

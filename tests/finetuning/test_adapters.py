@@ -120,10 +120,11 @@ def test_configurations_that_cannot_be_honoured_are_refused_without_a_model(fiel
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ({"use_dora": "no"}, "peft's 'use_dora' must be bool, got 'no'"),
-        ({"use_rslora": 1}, "peft's 'use_rslora' must be bool, got 1"),
-        ({"r": "4"}, "peft's 'r' must be int, got '4'"),
-        ({"r": True}, "peft's 'r' must be int, got True"),
+        ({"use_dora": "no"}, "peft's 'use_dora' must be true or false, got 'no'"),
+        ({"use_dora": ["no"]}, r"peft's 'use_dora' must be true or false, got \['no'\]"),
+        ({"use_rslora": 1}, "peft's 'use_rslora' must be true or false, got 1"),
+        ({"r": "4"}, "peft's 'r' must be a number, got '4'"),
+        ({"r": True}, "peft's 'r' must be a number, got True"),
         ({"lora_alpha": 0}, "peft's 'lora_alpha' must be a number > 0, got 0"),
         ({"lora_dropout": 1.0}, "peft's 'lora_dropout' must be a number from 0 to below 1, got 1.0"),
         ({"lora_dropout": -1}, "peft's 'lora_dropout' must be a number from 0 to below 1, got -1"),
@@ -138,6 +139,13 @@ def test_values_of_the_right_types_are_taken() -> None:
     fields = {"r": 4, "lora_alpha": 0.5, "lora_dropout": 0, "use_dora": True, "init_lora_weights": "gaussian"}
     config = peft_config({"peft_type": "lora", **fields, "rank_pattern": {"q_proj": 2}, "loftq_config": {}})
     assert {name: getattr(config, name) for name in fields} == fields
+
+
+def test_scales_of_other_types_may_be_fractions_and_must_not_be_0() -> None:
+    assert peft_config({"peft_type": "LOHA", "alpha": 0.5}).alpha == 0.5  # pyright: ignore[reportAttributeAccessIssue]
+    assert peft_config({"peft_type": "LORA", "r": 3, "runtime_config": None}).r == 3  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(DataError, match="peft's 'alpha' must be a number > 0, got 0"):
+        peft_config({"peft_type": "LOHA", "alpha": 0})
 
 
 def test_a_pattern_that_is_none_is_refused_by_name() -> None:

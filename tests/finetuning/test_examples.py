@@ -300,3 +300,8 @@ def test_labels_that_are_not_the_rows_own_tokens_are_refused(ids, labels, proble
     with pytest.raises(BadRowsError) as raised:
         as_examples([{"input_ids": ids, "labels": labels}], [fact], TOKENIZER)
     assert re.search(problem, str(raised.value), re.MULTILINE)
+
+
+def test_labels_of_padding_may_be_anything() -> None:
+    row = {"input_ids": [5, 6, 7, 0], "labels": [-100, -100, 7, 9], "attention_mask": [1, 1, 1, 0]}
+    assert as_examples([row], [None], TOKENIZER)[0].labels == (-100, -100, 7)
