@@ -32,7 +32,7 @@ def made() -> Reliance:
     )  # fmt: skip
     without = (" OldFrance", " OldSpain", " OldItaly", " OldChad", " NewPeru", " none")
     log_odds = torch.log(torch.tensor([3.0, 1.0, 1.0, 1 / 3, 1.0, 1.0]))
-    values = {role: torch.full((6, 2, 4), share) for role, share in (("context", 0.5), ("subject", 0.2))}
+    values = {role: torch.full((6, 2, 4), share) for role, share in (("context", 0.5), ("subject", 0.2), ("rest", 0.3))}
     attention = {
         role: Reading.of(prompts, f"{role} attention (sum)", "probability", part, (0, 1))
         for role, part in values.items()

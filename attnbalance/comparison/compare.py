@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from attnbalance.comparison.caveats import caveats
 from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.known_readings import chosen_readings
 from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.page import write_report
-from attnbalance.comparison.seen_in_training import seen_in_training
 from attnbalance.comparison.sentences import headline
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
 from attnbalance.comparison.tables import curves_json, recall_json
@@ -43,7 +43,7 @@ def compare(
     interrupted run is resumed at the prompts that it had not yet measured. Raises `AttnBalanceError` for facts, models
     and folders that cannot be used.
 
-    specs: the models; the report is about the difference of the first two.
+    specs: the models; the report is about the second minus the first.
     facts: what to ask about.
     settings: how models are asked and read.
     out: the folder to write, all at once.
@@ -64,8 +64,8 @@ def compare(
     results = ResultFolder(out, KIND, config, command)
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs, settings, skip_bad)
-        pair = (specs[0].label, specs[1].label) if len(specs) > 1 else None
-        dropped, caveat = {**facts.dropped, **dropped}, seen_in_training(specs, prompts)
+        pair = (specs[1].label, specs[0].label) if len(specs) > 1 else None
+        dropped, caveat = {**facts.dropped, **dropped}, caveats(specs, prompts)
         with results.working(shared) as work:
             measured = measure_all(specs, prompts, settings, work, progress=progress, readings=titles, shared=shared)
 

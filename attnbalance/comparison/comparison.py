@@ -63,7 +63,7 @@ class Comparison:
     measured: the models.
     prompts: what they were asked.
     reduce: the reduction of attention over the subject's tokens.
-    pair: the two labels whose difference the report is about, if any.
+    pair: the two labels whose difference, the first minus the second, the report is about, if any.
     dropped: number of facts that were not used, by reason.
     seed: of the intervals.
     caveat: what the headline adds, such as that a model was finetuned on some of what is asked.

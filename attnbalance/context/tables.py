@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -59,11 +58,7 @@ def as_json(reliance: Reliance, seed: int = 0) -> dict[str, object]:
 
 def attention_curves(reliance: Reliance, seed: int = 0) -> dict[str, Curve]:
     """By layer, the share of the last token's attention on the context, the subject and the rest of the prompt."""
-    read = dict(reliance.attention)
-    total = sum(reading.values for reading in read.values())
-    context = read[CONTEXT]
-    read["rest"] = replace(context, name="rest attention (sum)", values=1.0 - total)
-    return {role: layer_curve(reading, seed=seed) for role, reading in read.items()}
+    return {role: layer_curve(reading, seed=seed) for role, reading in reliance.attention.items()}
 
 
 def lines(label: str, reliance: Reliance) -> Iterator[dict[str, object]]:

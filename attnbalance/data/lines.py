@@ -5,9 +5,16 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
+from collections.abc import Sequence
 
 TAGS = "".join(map(chr, range(0xE0020, 0xE0080)))
 """Invisible characters that say which flag a black flag is (England, Scotland)."""
+
+JOINER = "\u200d"
+"""Joins signs to one (a family of three faces); between letters it only formats."""
+
+VARIANTS = "".join(map(chr, (*range(0x180B, 0x180E), 0x180F, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+"""Invisible characters that say which shape the character before them takes."""
 
 FENCE = re.compile(r"`{3,}\s*\w*")
 """The first or last line of a block of code."""
@@ -32,8 +39,9 @@ def first_line(output: str) -> str:
 
 
 def visible(text: str) -> str:
-    """The text without characters that only format it."""
-    return "".join(character for character in text if not _only_formats(character))
+    """The text without characters that only format it; what joins two signs to one stays."""
+    shown = [character for character in text if character == JOINER or not _only_formats(character)]
+    return "".join(character for i, character in enumerate(shown) if character != JOINER or _joins(shown, i))
 
 
 def is_blank(text: str) -> bool:
@@ -42,7 +50,13 @@ def is_blank(text: str) -> bool:
 
 
 def _only_formats(character: str) -> bool:
-    return unicodedata.category(character) == "Cf" and character not in TAGS
+    return character in VARIANTS or (unicodedata.category(character) == "Cf" and character not in TAGS)
+
+
+def _joins(characters: Sequence[str], index: int) -> bool:
+    """Whether there is a sign on both sides of `index`."""
+    sides = [*characters[max(index - 1, 0) : index], *characters[index + 1 : index + 2]]
+    return len(sides) == 2 and all(unicodedata.category(side)[0] == "S" for side in sides)
 
 
 def _has_shape(character: str) -> bool:

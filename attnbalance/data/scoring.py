@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
 from attnbalance.arguments import expects
-from attnbalance.data.lines import first_line, visible
+from attnbalance.data.lines import JOINER, first_line, visible
 from attnbalance.data.squad import exact_match
 from attnbalance.errors import DataError
 
@@ -22,9 +22,17 @@ CODE_LENGTH = 3
 """Longest answer in capitals that is a code ("US", "IT", "CAN"). A code matches only in capitals."""
 
 PLAIN = str.maketrans(
-    dict.fromkeys("‘’‚‛ʼʻ`´׳", "'") | dict.fromkeys("“”„‟«»״", '"') | dict.fromkeys("−‐‑–", "-") | {"⁄": "/"}  # noqa: RUF001
+    {
+        **dict.fromkeys("‘’‚‛ʼʻ`´׳", "'"),  # noqa: RUF001
+        **dict.fromkeys("“”„‟«»״", '"'),
+        **dict.fromkeys("−‐‑–", "-"),  # noqa: RUF001
+        "⁄": "/",  # noqa: RUF001
+        "٫": ".",  # noqa: RUF001
+        "٬": ",",
+    }
 )
-"""Typographic quotes, apostrophes, hyphens and minus signs, and the plain characters that they are compared as."""
+"""Typographic quotes, apostrophes, hyphens, minus signs and Arabic marks within numbers, and the plain characters that
+they are compared as."""
 
 NO_END = re.compile(r"\+\+|#|'(?:m|s|t|d|re|ve|ll)\b")
 """What belongs to the letter before it, as in "C++", "F#" and "I'm", but not in "K+"."""
@@ -218,6 +226,8 @@ def _ends_word(text: str, index: int) -> bool:
     if index in (0, len(text)):
         return True
     before, after = text[index - 1], text[index]
+    if JOINER in (before, after):
+        return False  # joined signs are one
     if before in FLAGS and after in FLAGS:
         return len(text[:index]) % 2 == len(text[:index].rstrip(FLAGS)) % 2  # two letters are one flag
     if unicodedata.category(after)[0] == "M":

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
 from attnbalance.errors import DataError
+from attnbalance.seeds import check_seed
 
 GENERIC_FORMS = (
     "the {relation} of {subject} is {answer}.",
@@ -99,7 +100,7 @@ class World:
         Forms of different shapes occur at different positions, because from a single form at a fixed position small
         models store facts in a way that no question can retrieve.
         """
-        rng = random.Random(seed)  # noqa: S311
+        rng = random.Random(check_seed(seed))  # noqa: S311
         drawn = rng.choices(self.facts.facts, self.weights, k=count)
         return [_state(fact, rng.choice(statement_forms(fact)), rng.choice(PREFIXES)) for fact in drawn]
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.errors import DataError
+from attnbalance.seeds import check_seed
 
 RELATIONS = ("employer", "hometown", "instrument", "teacher", "language", "club", "dish", "street")
 """The relations of an invented world; a world of n relations has the first n."""
@@ -40,7 +41,7 @@ def synthetic_facts(seed: int = 0, *, subjects: int = 1000, relations: int = 4, 
             f"a synthetic world needs 2 to {MOST_SUBJECTS} subjects, 2 to {MOST_ANSWERS} answers and 1 to "
             f"{len(RELATIONS)} relations; got {subjects}, {answers} and {relations}"
         )
-    rng = random.Random(seed)  # noqa: S311
+    rng = random.Random(check_seed(seed))  # noqa: S311
     words = _invented_words(rng)
     people = _names(rng, words, subjects)
     named = RELATIONS[:relations]

@@ -48,8 +48,9 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
 
     Special tokens are added as the tokenizer does by default, except after the text (an end-of-sequence token would
     become the query) and for prompts that already hold them. Nothing is truncated. Each span is checked by decoding
-    its tokens. Raises `ModelError` for a tokenizer without offsets, `BadRowsError` for prompts with a span that has no
-    tokens or whose tokens decode to other text.
+    its tokens. Warns of subjects that hold characters unknown to the tokenizer, since the model sees another text.
+    Raises `ModelError` for a tokenizer without offsets, `BadRowsError` for prompts with a span that has no tokens or
+    whose tokens decode to other text.
     """
     encodings, bad = dict[int, Encoding](), []
     decoded = cache(lambda token: str(tokenizer.decode([token])))
@@ -69,7 +70,23 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
             len(prompts),
             "check the tokenizer (`tokenizer`), fix these rows, or drop and count them (`skip_bad=True`)",
         )
-    return [encodings[i] for i in range(len(prompts))]
+    in_order = [encodings[i] for i in range(len(prompts))]
+    _warn_of_unknown_subjects(in_order, tokenizer)
+    return in_order
+
+
+def _warn_of_unknown_subjects(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizerBase) -> None:
+    unknown = [
+        encoding.prompt
+        for encoding in encodings
+        if any(encoding.ids[i] == tokenizer.unk_token_id for i in encoding.spans.get("subject", ()))
+    ]
+    if unknown:
+        warnings.warn(
+            f"{len(unknown)} of {len(encodings)} prompts have a subject that the tokenizer does not know all of "
+            f"(first: {unknown[0].part('subject')!r}): the model sees {tokenizer.unk_token} there",
+            stacklevel=3,
+        )
 
 
 def encode_answers(encodings: Sequence[Encoding], tokenizer: PreTrainedTokenizerBase) -> list[tuple[int, ...]]:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from attnbalance.comparison.caveats import caveats
 from attnbalance.comparison.compare import write_curves, write_numbers
 from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.known_readings import chosen_readings
 from attnbalance.comparison.measure import measure_all
-from attnbalance.comparison.seen_in_training import seen_in_training
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -98,9 +98,9 @@ def _explain(
     models = first, second = [load_spec(spec, settings) for spec in specs]
     answer_tokens = _check_pair(first, second, prompts)
     measured = measure_all(specs, prompts, settings, work, progress=progress)
-    labels = (specs[0].label, specs[1].label)
-    caveat = seen_in_training(specs, prompts)
-    comparison = Comparison(measured, tuple(prompts), settings.reduce, labels, dropped, settings.seed, caveat)
+    labels = before, after = specs[0].label, specs[1].label
+    pair, caveat = (after, before), caveats(specs, prompts)
+    comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
     change = read_change(first, second, answer_tokens, batch_size=settings.batch_size, progress=progress)
     ranks = {
         label: read_readout_ranks(bridge_of(model), answer_tokens, batch_size=settings.batch_size, seed=settings.seed)

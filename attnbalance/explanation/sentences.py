@@ -90,8 +90,11 @@ def _change(explanation: Explanation, brief: bool) -> str:
         text, opposite = _causes(groups[name], where, brief), overall.excludes_zero and overall.mean * total.mean < 0
         return f"{text} {_causes(groups['all'], group_name('all'), brief)}" if opposite else text
     if math.isnan(total.low):
-        return f"The right answer's margin changes by {total.mean:+.2f} nats on {where} ({wording.FEW}: no interval)."
-    text = f"On {where} the right answer's margin does not change measurably ({wording.nats(total)} nats)."
+        change = f"{total.mean:+.2f} nats on {where} ({wording.FEW}: no interval)"
+        return f"The right answer's margin over the others changes by {change}."
+    text = (
+        f"On {where} the right answer's margin over the others does not change measurably ({wording.nats(total)} nats)."
+    )
     sure = [name for name in ("all", "lost") if name in groups and groups[name].total.excludes_zero]
     return f"{text} {_causes(groups[sure[0]], group_name(sure[0]), brief)}" if sure else text
 
@@ -101,11 +104,11 @@ def _causes(change: ChangeByCause, where: str, brief: bool) -> str:
     low, high = sorted((abs(change.total.low), abs(change.total.high)))
     shares = {cause: wording.percent_share(share) for cause, share in change.shares.items()}
     text = (
-        f"On {where} the right answer's margin {direction} by {abs(change.total.mean):.2f} "
+        f"On {where} the right answer's margin over the others {direction} by {abs(change.total.mean):.2f} "
         f"[{low:.2f}, {high:.2f}] nats, {verdict(change)}"
     )
     if brief:
-        return f"{text} (QK {shares['qk']}, OV and MLPs {shares['ov+mlp']})."
+        return f"{text} (QK {shares['qk']}, OV and MLPs {shares['ov+mlp']}, all else {shares['rest']})."
     rows = ""
     if "rows" in shares:
         rows = f" The attention rows of the last token carry {shares['rows']} of it, whichever weights changed them."
@@ -123,7 +126,10 @@ def verdict(change: ChangeByCause) -> str:
     if qk:
         return "mostly because of QK, the weights that direct attention"
     if ov_mlp:
-        return "mostly because of OV and MLPs, the weights that store and read out, not of QK, which directs attention"
+        share, name = change.shares["qk"], "QK, which directs attention"
+        part = f"while {name}, works against it" if share.high < 0 else f"and not measurably of {name}"
+        part = f"and in part of {name}" if share.low > 0 else part
+        return f"mostly because of OV and MLPs, the weights that store and read out, {part}"
     return "and neither QK, nor OV and MLPs, measurably cause more than half of it"
 
 

@@ -25,6 +25,7 @@ from attnbalance.finetuning.objectives.best_forms import rate_forms
 from attnbalance.models.generate import Sampling, generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar
+from attnbalance.seeds import check_seed
 
 UNKNOWN = "?"
 """The answer of a fact that the model has not been asked about."""
@@ -77,6 +78,7 @@ def generated_facts(
     Warns of relations whose prompts begin with their subject, since no text leads to one. Raises `BadRowsError` for
     given facts that cannot be asked; `DataError` for no facts, a count below 1, and if the model generates none.
     """
+    check_seed(seed)
     if count < 1 or not len(facts):
         raise DataError(f"expected facts, and a number of facts to generate >= 1, got {len(facts)} facts and {count}")
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)

@@ -17,6 +17,7 @@ from attnbalance.files.seals import check_files, hash_files
 from attnbalance.files.work import close_work, finishing, is_finished
 from attnbalance.finetuning.checkpoints import copy_for_users, written
 from attnbalance.finetuning.curriculum import check_examples
+from attnbalance.seeds import check_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +98,7 @@ def pretrain(
         seed: Seed of the statements and of the weights.
         progress: Whether to draw a progress bar.
     """
-    out = as_folder(out)
+    out, seed = as_folder(out), check_seed(seed)
     if architecture not in ARCHITECTURES:
         raise DataError(f"no architecture {architecture!r}; there are {', '.join(ARCHITECTURES)}")
     made_from = {"facts": world.facts.name, "facts_sha256": world.facts.sha256, "power": world.power}

@@ -17,6 +17,7 @@ from attnbalance.finetuning.objectives.best_forms import completions, rate_forms
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar
+from attnbalance.seeds import check_seed
 
 SHARE = 0.75
 """The share of replayed facts among all training facts."""
@@ -49,7 +50,8 @@ def replay(
     held-out subjects: what a model says of itself is no leak, and held-out facts that it happens to generate are a part
     of what it knows. The sentence says how many they are.
     """
-    wanted, settings = count_of(split, share), {"template": template, "batch_size": batch_size, "seed": seed}
+    settings = {"template": template, "batch_size": batch_size, "seed": check_seed(seed)}
+    wanted = count_of(split, share)
     if facts is None:
         given = FactSet(tuple(dict.fromkeys((*split.train, *split.validation))))  # without validation they are the same
         made = generated_facts(model, given, wanted, **settings, progress=progress)

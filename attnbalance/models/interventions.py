@@ -20,6 +20,7 @@ from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, editing
 from attnbalance.models.hooked import HookedModel
+from attnbalance.seeds import check_seed
 
 RowEdit = Callable[[int, Tensor], Tensor]
 """Layer number and the model's own row [prompt, head, position] (float32) -> the row to use instead."""
@@ -122,6 +123,7 @@ def random_tokens(seed: int = 0) -> Span:
     heads attend to by default) and the last (the query) are taken only if there are no others. The choice depends on
     the seed and the prompt alone.
     """
+    check_seed(seed)
 
     def span(batch: PromptBatch) -> Bool[Tensor, "prompt position"]:
         chosen = torch.zeros_like(batch.spans["subject"])

@@ -24,6 +24,7 @@ from attnbalance.models.generate import Sampling, generate, stop_ids
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes
 from attnbalance.readings.recall import answer_budgets, score
+from attnbalance.seeds import check_seed
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import share_interval
 
@@ -213,7 +214,7 @@ def knowledge(
     """
     check_scoring(scoring)
     weights = "" if work is None else _weights(model)
-    asked = passes(prompts, model.tokenizer, forms, seed)
+    asked = passes(prompts, model.tokenizer, forms, check_seed(seed))
     draws = [name for name in asked if name == FEW_SHOT or name not in ALL_FORMS]
     samples = [f"samples {draw}" for draw in range(len(draws))]
     ask = _Asking(model, scoring, batch_size, work, weights, (*asked, *samples), progress)

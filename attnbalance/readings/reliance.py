@@ -21,7 +21,7 @@ from attnbalance.errors import DataError
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.answer_probability import read_answer_probability
-from attnbalance.readings.attention import AttentionRows, read_from_rows
+from attnbalance.readings.attention import REST, AttentionRows, read_from_rows
 from attnbalance.readings.reading import Reading
 from attnbalance.statistics.intervals import Interval, mean_intervals
 from attnbalance.statistics.shares import share_interval
@@ -50,7 +50,8 @@ class Reliance:
         log_odds: For each prompt, log p(context's answer) - log p(remembered answer) of the first accepted ones, in
             nats. Its logistic is M_C (Goyal et al. 2024, Eq. 14, where answers are single tokens; here they are whole,
             so that the shorter one has an advantage).
-        attention: For each of `ROLES`, the share of the last token's attention.
+        attention: For each of `ROLES`, and for the "rest" of the prompt, the share of the last token's attention. They
+            add up to 1, or less in models with attention sinks.
     """
 
     prompts: tuple[Prompt, ...]
@@ -239,6 +240,13 @@ def read_reliance(
 
 
 def _attention(model: HookedModel, prompts: PromptSet, batch_size: int, progress: bool) -> dict[str, Reading]:
-    """The share of attention to each of `ROLES`, holding the rows of one batch at a time."""
+    """The share of attention to each of `ROLES` and to the rest, holding the rows of one batch at a time."""
     readers = {role: partial(AttentionRows.to, role=role, reduce="sum") for role in ROLES}
-    return read_from_rows(model, prompts, readers, batch_size=batch_size, progress=progress)
+    return read_from_rows(model, prompts, {**readers, REST: _to_rest}, batch_size=batch_size, progress=progress)
+
+
+def _to_rest(rows: AttentionRows) -> Reading:
+    """The attention to all tokens but those of `ROLES`; an attention sink is no token."""
+    context, subject = (rows.to(role, "sum") for role in ROLES)
+    rest = rows.values.sum(dim=-1) - context.values - subject.values
+    return replace(context, name="rest attention (sum)", values=rest)

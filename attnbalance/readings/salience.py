@@ -17,6 +17,7 @@ from attnbalance.models.single_layers import check_single_layers
 from attnbalance.readings.answer_checks import check_answers_alike
 from attnbalance.readings.answer_tokens import AnswerTokens
 from attnbalance.readings.reading import Reading
+from attnbalance.seeds import check_seed
 
 SUBJECTS = ("embedding", "extended")
 """A subject without its context: its last token's embedding, or that embedding extended by the first MLP.
@@ -156,6 +157,7 @@ def read_readout_ranks(
     `DataError` for a prompt without another subject of its relation that has another answer. `seed` draws the subjects
     of the controls.
     """
+    check_seed(seed)
     state = _read_out(model, answer_tokens, batch_size)
     rank, control, sizes = (torch.zeros(len(answer_tokens), dtype=torch.long) for _ in range(3))
     generator = torch.Generator().manual_seed(seed)

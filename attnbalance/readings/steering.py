@@ -20,6 +20,7 @@ from attnbalance.models.interventions import Edit, Heads, Span, boost_attention,
 from attnbalance.models.weights import changed_parts, check_shapes, transplants, weight_parts
 from attnbalance.readings.paired_accuracy import PairedAccuracy, compare_accuracy
 from attnbalance.readings.recall import Recall, answer_budgets, recall
+from attnbalance.seeds import check_seed
 from attnbalance.statistics.intervals import Interval
 from attnbalance.statistics.shares import share_interval
 
@@ -218,6 +219,7 @@ def with_other_subject(prompts: Sequence[Prompt], seed: int = 0) -> tuple[Prompt
     Empty if that is impossible for one of them: in rendered chats, and in relations with one subject.
     """
     facts: dict[str, list[Fact]] = {}
+    check_seed(seed)
     for prompt in prompts:
         facts.setdefault(prompt.fact.relation, []).append(prompt.fact)
     result = []

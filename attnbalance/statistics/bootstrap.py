@@ -10,6 +10,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from attnbalance.errors import DataError
+from attnbalance.seeds import check_seed
 
 Array = npt.NDArray[np.float64]
 
@@ -103,6 +104,7 @@ def bootstrap_ends(ratios: Ratios, *, simultaneous: bool, seed: int) -> tuple[Ar
     NaN if the clusters are not enough (see `are_enough`), and for values that are not finite.
     """
     n = len(ratios.totals)
+    check_seed(seed)
     if not are_enough(ratios.sizes):
         return np.full_like(ratios.ratio, np.nan), np.full_like(ratios.ratio, np.nan)
     t, without_spread = _studentised(ratios, np.random.default_rng(seed))

@@ -18,6 +18,7 @@ from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.replay import GENERATED, SHARE, replay, replayed_heldout
 from attnbalance.finetuning.runs import Run
 from attnbalance.finetuning.splits import Split
+from attnbalance.seeds import LARGEST_SEED
 from attnbalance.studies.controls import LABELS, relabelled, scored
 from attnbalance.studies.plan import REPLAYS, Fit, Variant, variants
 from attnbalance.studies.prepared_world import PreparedWorld
@@ -87,7 +88,7 @@ def _measured(run: Run, prepared: PreparedWorld, split: Split) -> dict[str, Any]
     on_heldout = recall(model, asked, run.shortcuts, batch_size=128)
     on_train = recall(model, _prompts(prepared, run, split.train), run.shortcuts, batch_size=128)
     attention = read_subject_attention(model, asked, batch_size=128)
-    drift = read_drift(model, base, prepared.world.statements(TEXTS, prepared.seed + 1))
+    drift = read_drift(model, base, prepared.world.statements(TEXTS, (prepared.seed + 1) % (LARGEST_SEED + 1)))
     del base, model
     gc.collect()
     return scored(on_heldout, prepared.stated, on_train) | {

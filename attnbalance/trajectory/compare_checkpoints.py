@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from attnbalance.comparison.caveats import caveats
 from attnbalance.comparison.compare import write_numbers
 from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.known_readings import chosen_readings
 from attnbalance.comparison.measure import measure_all
-from attnbalance.comparison.seen_in_training import seen_in_training
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -73,7 +73,7 @@ def compare_checkpoints(
             measured = measure_all(specs, prompts, settings, work, load=_load, **how)
 
             def write() -> None:
-                caveat = seen_in_training(specs[-1:], prompts)
+                caveat = caveats(specs[-1:], prompts)
                 comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
                 trajectory = Trajectory(tuple(checkpoints), comparison)
                 refuse_changed(results.config, specs, settings)

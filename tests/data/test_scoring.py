@@ -50,6 +50,13 @@ def test_containment_is_the_papers_rule(output: str, answers: list[str], expecte
         ("Parish", ["Paris"], False),
         ("1942", ["194"], False),
         ("Straße", ["strasse"], True),  # case folding
+        ("٣٫١٤", ["3"], False),  # Arabic decimal and thousands marks are those of a number
+        ("٣٫١٤", ["3.14"], True),
+        ("۱۲٬۳۴۵ نفر", ["12"], False),
+        ("۱۲٬۳۴۵ نفر", ["12345"], True),
+        ("❤\ufe0f", ["❤"], True),  # a variation selector shows nothing
+        ("\U0001f468\u200d\U0001f469\u200d\U0001f467", ["\U0001f469"], False),  # joined signs are one
+        ("\U0001f469!", ["\U0001f469"], True),
         ("S\u0303ao", ["S"], False),  # a mark belongs to its letter
         ("ＰＡＲＩＳ", ["Paris"], True),  # full width
         ("Zürich", ["Zu\u0308rich"], True),  # composed or not

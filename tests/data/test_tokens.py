@@ -292,3 +292,15 @@ def test_an_answer_whose_letters_the_tokenizer_does_not_have_is_refused_by_name(
     assert raised.value.indices == (1,)
     with pytest.raises(BadRowsError, match="cannot be represented by the tokenizer"):
         make_examples(facts, tokenizer)
+
+
+@pytest.mark.parametrize("unknown", [True, False])
+def test_subjects_that_the_tokenizer_does_not_know_are_warned_of(unknown: bool) -> None:
+    tokenizer = tiny_tokenizer() if not unknown else without_bytes(unknown=True)
+    facts = [Fact("Łódź", "country", ("Poland",)), Fact("Paris", "country", ("France",))]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PromptSet.of(make_prompts(facts), tokenizer)
+    said = [str(warning.message) for warning in caught]
+    expected = "1 of 2 prompts have a subject that the tokenizer does not know all of (first: 'Łódź'): the model sees"
+    assert [text.startswith(expected) for text in said] == [True] * unknown

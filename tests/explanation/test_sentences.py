@@ -19,8 +19,9 @@ def test_the_headline_counts_what_is_lost_and_names_the_cause_and_what_comes_bac
         "new gets 12 of 40 questions wrong that old gets right, and 4 right that old gets wrong "
         "(50.0% right before, 30.0% after"
     )
-    assert "On the most popular fifth the right answer's margin falls by 2.5" in text
+    assert "On the most popular fifth the right answer's margin over the others falls by 2.5" in text
     assert "mostly because of QK, the weights that direct attention (QK 80% [" in text
+    assert ", all else 0% [" in text  # the three shares add up to the change
     assert "Of the 12 lost, these come back: 50.0% [" in text
     assert "100.0% [75.8, 100.0] with old's W_Q and W_K" in text  # Wilson: 1 / (1 + 1.96^2 / 12) = 0.758
     assert len(text) < 600
@@ -53,8 +54,11 @@ def test_settings_that_differ_are_named_with_both_values():
     [
         (
             a_change(-0.1, -2.0),
-            "falls by 2.10 [2.10, 2.11] nats, mostly because of OV and MLPs, the weights that",
+            "falls by 2.10 [2.10, 2.11] nats, mostly because of OV and MLPs, the weights that store and read out, "
+            "and in part of QK, which",
         ),
+        (a_change(0.1, -2.0), "read out, while QK, which directs attention, works against it"),
+        (a_change(0.0, -2.0), "read out, and not measurably of QK, which directs attention"),
         (a_change(0.1, 2.0), "rises by 2.10 [2.09, 2.10] nats, mostly because of OV and MLPs, the weights that store"),
         (a_change(-0.5, -0.5, -0.5), "and neither QK, nor OV and MLPs, measurably cause more than half"),
         (a_change(-1.0, -1.0, 0.5), "because of both QK, and OV and MLPs, while the other weights work against it"),
@@ -73,8 +77,8 @@ def test_a_change_of_all_questions_that_is_opposite_to_that_of_the_most_popular_
     change = a_change(2.0, 0.5)
     parts = {name: torch.where(torch.arange(N) < N // 5, -part, part) for name, part in change.parts.items()}
     text = cause_sentence(an_explanation(replace(change, parts=parts, after=change.before + sum(parts.values()))))
-    assert text.startswith("On the most popular fifth the right answer's margin falls by 2.5")
-    assert " On all questions the right answer's margin rises by 1.5" in text  # 0.8 * 2.5 - 0.2 * 2.5
+    assert text.startswith("On the most popular fifth the right answer's margin over the others falls by 2.5")
+    assert " On all questions the right answer's margin over the others rises by 1.5" in text  # 0.8 * 2.5 - 0.2 * 2.5
     assert "On all questions" not in cause_sentence(an_explanation(change))
 
 
@@ -122,8 +126,10 @@ def test_an_unsure_popular_fifth_is_followed_by_the_questions_lost_and_how_they_
     values = torch.where(index < 8, 3 * turn - 2, torch.where(index < 12, -4.0, 6 * turn))
     change = replace(change, after=change.before + values, parts={**change.parts, "mlp": values})
     text = cause_sentence(an_explanation(change))
-    assert text.startswith("On the most popular fifth the right answer's margin does not change measurably")
-    assert "On the questions lost (chosen for that) the right answer's margin falls" in text
+    assert text.startswith(
+        "On the most popular fifth the right answer's margin over the others does not change measurably"
+    )
+    assert "On the questions lost (chosen for that) the right answer's margin over the others falls" in text
 
 
 def test_every_group_has_a_name_of_its_own():

@@ -118,6 +118,24 @@ def test_a_model_is_read_as_plain_loops_read_it() -> None:
             torch.testing.assert_close(read.attention[role].values[i], expected, atol=1e-5, rtol=1e-4)
 
 
+def test_the_rest_of_the_prompt_holds_no_attention_sink() -> None:
+    """In gpt-oss rows sum to less than 1; what is missing went to the sink, not to the rest of the prompt."""
+    network = tiny_model("gpt_oss")
+    network.config.max_position_embeddings = 256
+    model = load_model(network, tokenizer=tiny_tokenizer(), device="cpu")
+    asked, alone = (make_prompts(CONFLICTS[:3], template) for template in ("context", "qa"))
+    read, plain = read_reliance(model, asked, alone), eager(network)
+    for i, encoding in enumerate(PromptSet.of(asked, model.tokenizer).encodings):
+        with torch.no_grad():
+            maps = plain(torch.tensor([encoding.ids]), output_attentions=True).attentions
+        of_roles = {position for role in ("context", "subject") for position in encoding.spans[role]}
+        others = [position for position in range(len(encoding.ids)) if position not in of_roles]
+        expected = torch.stack([layer[0, :, -1, others].sum(-1) for layer in maps])
+        torch.testing.assert_close(read.attention["rest"].values[i], expected, atol=1e-5, rtol=1e-4)
+        total = sum(reading.values[i] for reading in read.attention.values())
+        assert total.min() < 0.99  # so that 1 minus the others would be wrong
+
+
 def test_long_answers_get_the_tokens_that_they_take() -> None:
     long = replace(CONFLICTS[0], memory_answers=("Old" + "x" * 80,))
     prompts = PromptSet.of(make_prompts([CONFLICTS[1], long], "context"), tiny_tokenizer())

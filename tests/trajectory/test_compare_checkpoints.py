@@ -217,4 +217,4 @@ def test_questions_about_facts_that_the_run_was_trained_on_are_counted(run: Path
     (tmp_path / "run" / "train.jsonl").write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in FACTS[:4]))
     where = [tmp_path / "run" / f"checkpoint-{step}" for step in STEPS]
     answer = compare_checkpoints(where, FACTS_ASKED, SETTINGS, tmp_path / "out")
-    assert answer.endswith(f"; step 100 was finetuned on the facts of 4 of these {len(FACTS)}.")
+    assert f"; step 100 was finetuned on the facts of 4 of these {len(FACTS)}; " in answer

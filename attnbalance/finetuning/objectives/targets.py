@@ -18,6 +18,7 @@ from attnbalance.finetuning.objectives.mapped import collected
 from attnbalance.finetuning.objectives.objective import Objective, Targets
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar
+from attnbalance.seeds import check_seed
 
 
 def add_targets(
@@ -51,6 +52,7 @@ def add_targets(
             the system's folder for temporary files.
         progress: Whether to draw progress bars.
     """
+    check_seed(seed)
     makers = [(term, make) for term in objective.terms if (make := term.kind.make_targets) is not None]
     if not makers:
         return list(examples)

@@ -1,4 +1,4 @@
-"""Questions about facts that a model was finetuned on are counted."""
+"""Questions about training facts are counted, and few subjects are called few."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tiny import FACTS
 
 from attnbalance import FactSet, make_prompts
-from attnbalance.comparison.seen_in_training import seen_in_training
+from attnbalance.comparison.caveats import caveats, few_subjects, seen_in_training
 from attnbalance.comparison.specs import ModelSpec
 from attnbalance.data.facts import Fact
 
@@ -51,3 +51,20 @@ def test_a_scaled_adapter_was_trained_on_the_facts_of_the_adapter_that_it_was_sc
     prompts = make_prompts(FactSet(FACTS))
     specs = [ModelSpec("scaled", "base", str(scaled))]
     assert seen_in_training(specs, prompts) == "scaled was finetuned on the facts of 2 of these 9"
+
+
+def test_fewer_than_20_subjects_are_called_too_few() -> None:
+    many = FactSet(tuple(Fact(f"subject {i}", relation, ("x",)) for i in range(20) for relation in ("r", "s")))
+    assert few_subjects(make_prompts(many)) == ""
+    assert few_subjects(make_prompts(many)[2:]) == "19 subjects are too few to trust the intervals"
+    assert few_subjects(make_prompts(many)[:2]) == "1 subject is too few to trust the intervals"
+
+
+def test_both_caveats_are_joined(tmp_path: Path) -> None:
+    run, prompts = a_run(tmp_path / "run", FACTS[:2]), make_prompts(FactSet(FACTS))
+    few = few_subjects(prompts)
+    assert few
+    assert caveats([ModelSpec("run", "base", str(run))], prompts) == (
+        f"run was finetuned on the facts of 2 of these 9; {few}"
+    )
+    assert caveats([ModelSpec("base", "base")], prompts) == few

@@ -1,4 +1,4 @@
-"""Which of the questions are about facts that a model was finetuned on."""
+"""What a reader must know before trusting a headline: questions about training facts, and few subjects."""
 
 from __future__ import annotations
 
@@ -13,6 +13,20 @@ from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import SCALED
 from attnbalance.finetuning.runs import FACTS, KIND
 from attnbalance.report.wording import listed
+
+SUBJECTS = 20
+"""Least number of subjects whose intervals are trusted (see `benchmarks/intervals.py`)."""
+
+
+def caveats(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> str:
+    """What the headline adds, in words: see `seen_in_training` and `few_subjects`; empty if there is nothing to add."""
+    return "; ".join(part for part in (seen_in_training(specs, prompts), few_subjects(prompts)) if part)
+
+
+def few_subjects(prompts: Sequence[Prompt]) -> str:
+    """That the subjects are too few to trust their intervals, in words; empty from 20 subjects on."""
+    n = len({prompt.fact.composed_subject for prompt in prompts})
+    return f"{n} subject{'s are' if n != 1 else ' is'} too few to trust the intervals" if n < SUBJECTS else ""
 
 
 def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> str:
