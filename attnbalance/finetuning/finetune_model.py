@@ -197,7 +197,7 @@ def _trainable(base: str, settings: FinetuneSettings, examples: Sequence[Example
     set_seed(settings.seed)
     chosen = select_weights(model, settings.train)
     if not settings.has_adapters:
-        return _Trainable(model, train_only(model, chosen), base_fingerprint, chosen.describe())
+        return _Trainable(model, train_only(model, chosen), base_fingerprint, f"Trained: {chosen.describe()}")
     if settings.peft is None:
         kind = "LoRA"
         adapted, frozen = add_lora(model, chosen, settings.lora_rank, settings.alpha)
@@ -205,7 +205,7 @@ def _trainable(base: str, settings: FinetuneSettings, examples: Sequence[Example
         kind = settings.peft["peft_type"]
         adapted, frozen = add_adapters(model, chosen, settings.peft), FrozenWeights({})
     changed = under_adapters(adapted, chosen).describe()
-    trained = f"{changed}, through {frozen.trained(adapted):,} of {kind} adapters"
+    trained = f"Trained: {frozen.trained(adapted):,} numbers of {kind} adapters, which change {changed}"
     return _Trainable(adapted, frozen, base_fingerprint, trained)
 
 

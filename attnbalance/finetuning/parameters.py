@@ -71,10 +71,10 @@ class Chosen:
     """The number of entries of the whole model, tied weights once."""
 
     def describe(self) -> str:
-        """One line: what is trained, and how many numbers that is (of the weights themselves, not of adapters)."""
+        """The choice, and how many numbers of the model's own weights that is."""
         count = f"{len(self.masks)} parameter{'s' * (len(self.masks) != 1)}"
         share = f"{self.numbers:,} of {self.total:,} numbers ({100 * self.numbers / self.total:.3g}%)"
-        return f"Trained: {self.text}, {share} in {count}"
+        return f"{self.text}, {share} in {count}"
 
 
 class FrozenWeights:

@@ -235,9 +235,9 @@ def test_choosing_leaves_the_model_and_the_random_numbers_alone(model: PreTraine
 def test_what_is_trained_is_said_in_a_line() -> None:
     # 2 x 420 x 32 in embeddings, and in a layer 3072 in attention, 3 x 32 x 48 in the MLP, 64 in norms; 32 in the last
     model = uneven("llama")
-    assert select_weights(model, "q").describe() == "Trained: q, 2,048 of 42,400 numbers (4.83%) in 2 parameters"
-    assert select_weights(model, "q@0.1").describe() == "Trained: q@0.1, 256 of 42,400 numbers (0.604%) in 1 parameter"
-    assert select_weights(model, "all").describe().startswith("Trained: all, 42,400 of 42,400 numbers (100%)")
+    assert select_weights(model, "q").describe() == "q, 2,048 of 42,400 numbers (4.83%) in 2 parameters"
+    assert select_weights(model, "q@0.1").describe() == "q@0.1, 256 of 42,400 numbers (0.604%) in 1 parameter"
+    assert select_weights(model, "all").describe().startswith("all, 42,400 of 42,400 numbers (100%)")
 
 
 @pytest.mark.parametrize(
