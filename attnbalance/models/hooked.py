@@ -148,13 +148,31 @@ class HookedModel:
         longest = max(len(encodings[i].ids) for i in group) + max((budgets[i] for i in group if budgets), default=0)
         return [group] if longest <= (self.max_positions or longest) else [[i] for i in group]
 
+    def chosen_layers(self, layers: Sequence[int] | None) -> tuple[int, ...]:
+        """Those of the attention layers that are chosen, in the model's order; None: all.
+
+        Raises `DataError` for none, and for a layer that the model does not have.
+        """
+        if layers is None:
+            return self.layers
+        if not layers:
+            raise DataError("expected at least one layer, got none")
+        if unknown := sorted(set(layers) - set(self.layers)):
+            raise DataError(
+                f"{self.name} has no attention layer {unknown[0]}; it has {', '.join(map(str, self.layers))}"
+            )
+        return tuple(layer for layer in self.layers if layer in layers)
+
     def rows(
-        self, batch: PromptBatch, cache: DynamicCache | None = None
+        self, batch: PromptBatch, cache: DynamicCache | None = None, layers: Sequence[int] | None = None
     ) -> Float[Tensor, "prompt layer head position"]:
-        """The attention row of each prompt's query in every layer and head, in float32, on the batch's positions.
+        """The attention row of each prompt's query in every head, in float32, on the batch's positions.
+
+        `layers` are those to read, by default all (see `chosen_layers`).
 
         Padding has probability 0. Differentiable outside `torch.no_grad`. Within it, models whose rows can be edited
-        skip what no row depends on: the last layer's output and MLP, and the logits. With a `cache`, the keys and
+        skip what no row depends on: the output and MLP of the last layer that is read, all that comes after it, and the
+        logits. With a `cache`, the keys and
         values of the tokens that all prompts begin with (see `models.shared_prefixes`), the other tokens are read; the
         batch must be padded right.
 
@@ -163,6 +181,7 @@ class HookedModel:
         attention implementation was set.
         """
         self.check_implementation()
+        wanted = self.chosen_layers(layers)
         check_vocabulary(self.model, batch.input_ids, self.name)
         width = batch.input_ids.shape[1]
         if self.alike_from is not None and width >= self.alike_from and not bool((batch.attention_mask != 0).all()):
@@ -172,9 +191,10 @@ class HookedModel:
             )
         with evaluating(self.model):
             if self.read_only is None and not torch.is_grad_enabled():
-                values = (rows := rows_alone(self.model, batch, self.layers, cache),)
+                values = (rows := rows_alone(self.model, batch, wanted, cache),)
             else:
                 values = (rows, _) = forward_rows(self.model, batch, self.kernel, cache)
+                rows = rows[:, [self.layers.index(layer) for layer in wanted]]
         self.check_finite(batch.prompts, *values)
         return rows
 

@@ -82,10 +82,8 @@ class HeadEdit:
 
     def check_heads(self, model: HookedModel) -> None:
         """Raise `DataError` for a layer that the model does not have."""
-        unknown = sorted(set(self.heads or ()) - set(model.layers))
-        if unknown:
-            layers = ", ".join(map(str, model.layers))
-            raise DataError(f"{model.name} has no attention layer {unknown[0]}; it has {layers}")
+        if self.heads:
+            model.chosen_layers(tuple(self.heads))
 
 
 @contextmanager

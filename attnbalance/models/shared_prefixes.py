@@ -89,12 +89,17 @@ def _is_hooked(module: Module) -> bool:
 
 @torch.no_grad()
 def rows_by_batch(
-    model: HookedModel, encodings: Sequence[Encoding], batch_size: int, bar: str | None = None
+    model: HookedModel,
+    encodings: Sequence[Encoding],
+    batch_size: int,
+    bar: str | None = None,
+    layers: Sequence[int] | None = None,
 ) -> Iterator[tuple[list[int], PromptBatch, Float[Tensor, "prompt layer head position"]]]:
     """The batches of `HookedModel.batches` with their rows, and the indices of their prompts.
 
     A prefix that prompts share is read once, where the model's cache allows it; then a batch holds only prompts with
-    that prefix. Raises what `HookedModel.batches` and `HookedModel.rows` raise.
+    that prefix. `layers` are those to read, by default all. Raises what `HookedModel.batches` and `HookedModel.rows`
+    raise.
     """
     check_lengths(encodings, model.max_positions)  # over all prompts: groups have other row numbers
     cost = PASS_ON_CPU if model.device.type == "cpu" else PASS
@@ -104,8 +109,8 @@ def rows_by_batch(
             side, most = ("left", None) if prefix is None else ("right", cost)
             asked = [encodings[i] for i in group]
             for indices, batch in model.batches(asked, batch_size, padding_side=side, most_padding=most):
-                cached = () if prefix is None else (copies(prefix, len(indices)),)
-                yield [group[i] for i in indices], batch, model.rows(batch, *cached)
+                cache = None if prefix is None else copies(prefix, len(indices))
+                yield [group[i] for i in indices], batch, model.rows(batch, cache, layers)
                 progress.update(len(indices))
 
 

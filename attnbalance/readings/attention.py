@@ -122,23 +122,32 @@ def in_turn(roles: Iterable[str]) -> tuple[str, ...]:
 @torch.no_grad()
 @expects(prompts=[Prompt])
 def read_attention(
-    model: HookedModel | TransformerBridge, prompts: Sequence[Prompt], *, batch_size: int = 32, progress: bool = False
+    model: HookedModel | TransformerBridge,
+    prompts: Sequence[Prompt],
+    *,
+    layers: Sequence[int] | None = None,
+    batch_size: int = 32,
+    progress: bool = False,
 ) -> AttentionRows:
     """The attention row of every prompt's last token in every layer and head, in the order of the prompts.
 
+    With `layers` (numbers such as those of the rows' own `layers`), only these are read: the pass ends at the last of
+    them, in models that are read beside their own attention kernel.
     A TransformerBridge (of TransformerLens) is read through its own attention patterns, with the hooks that are on it,
     and with its own tokenizer, which may add a first token.
     A prefix that prompts share (few-shot examples, a chat's system text) is read once where that saves time, in models
     that prove at first use that the rows are those of whole prompts (see `HookedModel.shares_prefixes`).
     Holds the rows of all prompts: prompts x layers x heads x longest prompt x 4 bytes. `read_subject_attention` holds
     one batch at a time. Raises `BadRowsError` for prompts that cannot be tokenized or are longer than the model's
-    positions, `DataError` for no prompts.
+    positions, `DataError` for no prompts, and for layers that the model does not have.
     """
     if isinstance(model, HookedModel):
-        return gather_rows(model, prompts, batch_size=batch_size, progress=progress)
+        return gather_rows(model, prompts, layers=layers, batch_size=batch_size, progress=progress)
     provider, patterns = pattern_reader(model)
-    rows = lambda batch: rows_of(batch, patterns(batch), provider.layers)  # noqa: E731
-    return gather_rows(provider, prompts, rows, batch_size=batch_size, progress=progress)
+    wanted = provider.chosen_layers(layers)
+    index = [provider.layers.index(layer) for layer in wanted]
+    rows = lambda batch: rows_of(batch, patterns(batch)[:, index], wanted)  # noqa: E731
+    return gather_rows(provider, prompts, rows, layers=wanted, batch_size=batch_size, progress=progress)
 
 
 def gather_rows(
@@ -146,38 +155,46 @@ def gather_rows(
     prompts: Sequence[Prompt],
     rows: Callable[[PromptBatch], AttentionRows] | None = None,
     *,
+    layers: Sequence[int] | None = None,
     batch_size: int,
     progress: bool,
 ) -> AttentionRows:
     """The rows of all prompts, in their order; arguments as in `read_from_rows`."""
     encodings = PromptSet.of(prompts, model.tokenizer).encodings
     pieces, order = [], []
-    for indices, batch_rows in _by_batch(model, encodings, rows, batch_size, progress):
+    for indices, batch_rows in _by_batch(model, encodings, rows, layers, batch_size, progress):
         pieces.append(batch_rows.values)
         order.append(indices)
     return AttentionRows(
         in_order(pieces, order),
         pad(encodings, padding_side="right").spans,
         tuple(encoding.tokens for encoding in encodings),
-        model.layers,
+        model.chosen_layers(layers),
         tuple(prompts),
     )
 
 
 @torch.no_grad()
 def read_subject_attention(
-    model: HookedModel, prompts: Sequence[Prompt], *, reduce: str = "max", batch_size: int = 32, progress: bool = False
+    model: HookedModel,
+    prompts: Sequence[Prompt],
+    *,
+    reduce: str = "max",
+    layers: Sequence[int] | None = None,
+    batch_size: int = 32,
+    progress: bool = False,
 ) -> Reading:
-    """`read_attention(model, prompts).to("subject", reduce)`, holding the rows of one batch at a time.
+    """`read_attention(model, prompts, layers=layers).to("subject", reduce)`, holding the rows of one batch at a time.
 
     model: the model.
     prompts: what it is asked.
     reduce: how attention to the subject's tokens becomes one number (see `AttentionRows.to`).
+    layers: those to read; by default all.
     batch_size: prompts in a forward pass.
     progress: show a progress bar.
     """
     readers = {"subject": lambda rows: rows.to("subject", reduce)}
-    return read_from_rows(model, prompts, readers, batch_size=batch_size, progress=progress)["subject"]
+    return read_from_rows(model, prompts, readers, layers=layers, batch_size=batch_size, progress=progress)["subject"]
 
 
 @torch.no_grad()
@@ -203,6 +220,7 @@ def read_from_rows(
     readers: Mapping[str, Callable[[AttentionRows], Reading]],
     *,
     rows: Callable[[PromptBatch], AttentionRows] | None = None,
+    layers: Sequence[int] | None = None,
     batch_size: int = 32,
     progress: bool = False,
 ) -> dict[str, Reading]:
@@ -216,11 +234,12 @@ def read_from_rows(
         readers: Functions from rows to a reading.
         rows: What gives a batch's rows. By default they are the model's attention probabilities, for which a prefix
             that prompts share is read once, where the model's cache allows it.
+        layers: The layers that are read; by default all. They go with the model's own rows alone.
         batch_size: Prompts in a forward pass.
         progress: Whether to show a progress bar.
     """
     prompts = PromptSet.of(prompts, model.tokenizer)
-    batches = _by_batch(model, prompts.encodings, rows, batch_size, progress)
+    batches = _by_batch(model, prompts.encodings, rows, layers, batch_size, progress)
     read = [{name: reader(batch_rows) for name, reader in readers.items()} for _, batch_rows in batches]
     return {name: concatenate([part[name] for part in read]).at(prompts.prompt_ids) for name in readers}
 
@@ -229,14 +248,15 @@ def _by_batch(
     model: HookedModel,
     encodings: Sequence[Encoding],
     rows: Callable[[PromptBatch], AttentionRows] | None,
+    layers: Sequence[int] | None,
     batch_size: int,
     progress: bool,
 ) -> Iterator[tuple[list[int], AttentionRows]]:
     """The rows of each batch, with the indices of its prompts."""
     bar = "attention" if progress else None
     if rows is None:
-        for indices, batch, values in rows_by_batch(model, encodings, batch_size, bar):
-            yield indices, rows_of(batch, values, model.layers)
+        for indices, batch, values in rows_by_batch(model, encodings, batch_size, bar, layers):
+            yield indices, rows_of(batch, values, model.chosen_layers(layers))
     else:
         for indices, batch in model.batches(encodings, batch_size, bar=bar):
             yield indices, rows(batch)

@@ -99,7 +99,8 @@ def test_further_readings_are_those_of_the_library_from_one_pass(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts, passes, rows = make_prompts(GOOD, "It is the {relation}: {subject} is"), [], HookedModel.rows
-    monkeypatch.setattr(HookedModel, "rows", lambda self, batch: passes.append(len(batch.prompts)) or rows(self, batch))
+    counting = lambda self, batch, *rest: passes.append(len(batch.prompts)) or rows(self, batch, *rest)  # noqa: E731
+    monkeypatch.setattr(HookedModel, "rows", counting)
     titles = [title for title in READINGS if title != "context share"]
     (measured,) = measure_all([ModelSpec("a", str(llama_folder))], prompts, SETTINGS, tmp_path, readings=titles)
     assert sum(passes) == len(prompts) + 3  # the three of which rows are shown

@@ -71,6 +71,16 @@ def test_a_pass_without_gradients_ends_at_the_last_layers_row() -> None:
     assert not {"model.layers.1.self_attn.o_proj", "model.layers.1.mlp", "model.norm", "lm_head"} & set(calls)
 
 
+def test_a_pass_for_the_first_layers_ends_at_the_last_of_them() -> None:
+    hooked = hook(tiny_model("llama"), tiny_tokenizer(), "it")
+    batch = pad(encode(tiny_prompts(), tiny_tokenizer()))
+    whole, calls = hooked.rows(batch), calls_of(hooked.model)
+    with torch.no_grad():
+        assert torch.equal(hooked.rows(batch, layers=[0]), whole[:, :1])
+    assert "model.layers.0.self_attn.k_proj" in calls
+    assert not {"model.layers.0.mlp", "model.layers.1"} & set(calls)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "gpt_oss", "mistral", "qwen3"])
 def test_rows_of_the_short_pass_are_those_of_the_whole_one(family: str, side: str) -> None:

@@ -30,6 +30,9 @@ def test_rows_of_a_bridge_are_those_of_the_model_that_it_was_made_from(folder: P
     ours, theirs = (read_attention(model, tiny_prompts(), batch_size=4) for model in (load_model(folder), bridge))
     torch.testing.assert_close(theirs.values, ours.values, atol=1e-5, rtol=0)
     assert (theirs.tokens, theirs.layers, theirs.prompts) == (ours.tokens, ours.layers, ours.prompts)
+    second = read_attention(bridge, tiny_prompts(), layers=[1], batch_size=4)
+    assert second.layers == (1,)
+    assert torch.equal(second.values, theirs.values[:, 1:2])
     assert torch.equal(theirs.to("subject").values, theirs.to("subject", "max").values)
     assert all(torch.equal(theirs.spans[role], span) for role, span in ours.spans.items())
 

@@ -117,6 +117,15 @@ def test_rows_after_a_header_sum_to_1_and_follow_the_order_of_the_prompts(family
     torch.testing.assert_close(permuted, values[order], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_chosen_layers_after_a_header_are_those_of_all_layers(layer: int) -> None:
+    hooked, prompts = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer()), headed_prompts()
+    assert hooked.shares_prefixes
+    whole = read_attention(hooked, prompts, batch_size=4)
+    alone = read_attention(hooked, prompts, layers=[layer], batch_size=4)
+    torch.testing.assert_close(alone.values, whole.values[:, [layer]], atol=1e-6, rtol=0)
+
+
 def test_a_reading_reads_a_header_once() -> None:
     model, prompts = tiny_model("llama"), headed_prompts()
     hooked = load_model(model, tokenizer=tiny_tokenizer())

@@ -62,6 +62,19 @@ def alone(model: HookedModel, prompts: tuple[Prompt, ...]) -> Reading:
     return read_attention(model, prompts, batch_size=1).to("subject")
 
 
+def test_chosen_layers_are_those_of_all_layers_in_the_models_order(hooked: HookedModel) -> None:
+    prompts = random_prompts(0)
+    whole = read_attention(hooked, prompts)
+    for layers in (hooked.layers[:1], hooked.layers[-1:], hooked.layers[::-1]):
+        some = read_attention(hooked, prompts, layers=layers)
+        assert some.layers == tuple(sorted(layers, key=hooked.layers.index))
+        index = [whole.layers.index(layer) for layer in some.layers]
+        torch.testing.assert_close(some.values, whole.values[:, index], atol=TOLERANCE, rtol=0)
+        looks = read_subject_attention(hooked, prompts, layers=layers)
+        assert looks.layers == some.layers
+        torch.testing.assert_close(looks.values, some.to("subject").values, atol=TOLERANCE, rtol=0)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_batch_size_and_order_change_no_reading(hooked: HookedModel, seed: int) -> None:
     prompts = random_prompts(seed)
@@ -249,7 +262,8 @@ def test_a_role_of_some_prompts_alone_has_no_share() -> None:
 
 def test_all_parts_are_read_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, passes, rows = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer()), [], HookedModel.rows
-    monkeypatch.setattr(HookedModel, "rows", lambda self, batch: passes.append(len(batch.prompts)) or rows(self, batch))
+    counting = lambda self, batch, *rest: passes.append(len(batch.prompts)) or rows(self, batch, *rest)  # noqa: E731
+    monkeypatch.setattr(HookedModel, "rows", counting)
     read_attention_by_part(model, tiny_prompts(), batch_size=4)
     assert sum(passes) == len(tiny_prompts())
 
@@ -287,6 +301,9 @@ def test_entropy_of_rows_made_by_hand() -> None:
         (lambda model: read_attention(model, tiny_prompts()).to("answer"), "'answer'; there are subject"),
         (lambda model: read_attention(model, tiny_prompts()).share("answer"), "'answer'; there are subject"),
         (lambda model: read_attention_by_part(model, ()), "at least one prompt"),
+        (lambda model: read_attention(model, tiny_prompts(), layers=[]), "at least one layer, got none"),
+        (lambda model: read_attention(model, tiny_prompts(), layers=[7]), "no attention layer 7; it has 0, 1"),
+        (lambda model: read_subject_attention(model, tiny_prompts(), layers=[-1]), "no attention layer -1; it has 0"),
     ],
 )
 def test_bad_arguments_are_named(call, message: str) -> None:

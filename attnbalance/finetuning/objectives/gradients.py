@@ -96,12 +96,18 @@ class GradientRules:
     their initial values (L2-SP, Li et al. 2018); under LoRA, of the adapters' product. It holds the weights, not their
     function: other weights may change what they read.
 
-    Raises `DataError` for a rank below 1 and `ModelError` if W_Q and W_K are not trained.
+    Raises `DataError` for a rank below 1 and for one that limits no trained matrix, `ModelError` if W_Q and W_K are not
+    trained.
     """
 
     def __init__(self, model: nn.Module, objective: Objective, rank: int | None) -> None:
         if rank is not None and rank < 1:
             raise DataError(f"`gradient_rank` must be a whole number >= 1, got {rank}")
+        if rank is not None and rank >= (highest := _highest_rank(model)):
+            raise DataError(
+                f"`gradient_rank` must be below {highest}, the highest rank of a trained matrix, got {rank}; leave it out "
+                "for no limit"
+            )
         self.rank, self.model = rank, model
         self.anchor, self.projects = objective.weight(WEIGHT_ANCHOR), objective.weight(PROJECT) > 0
         self.toward: list[Tensor] | None = None
@@ -158,6 +164,11 @@ class GradientRules:
         for pair in self.adapted:
             for parameter, pull in zip((pair.A, pair.B), pair.pulls(self.anchor), strict=True):
                 _add(parameter, pull)
+
+
+def _highest_rank(model: nn.Module) -> int:
+    """The highest rank that the gradient of a trained matrix can have; 0 if only vectors are trained."""
+    return max((min(p.shape[-2:]) for p in model.parameters() if p.requires_grad and p.dim() > 1), default=0)
 
 
 def _add(parameter: nn.Parameter, gradient: Tensor) -> None:

@@ -55,6 +55,21 @@ def test_experts_that_share_one_tensor_get_a_rank_each() -> None:
             assert torch.equal(parameter.grad, before[name])
 
 
+def test_a_rank_that_limits_no_trained_matrix_is_refused() -> None:
+    """The MLP's matrices are 32 x 48; LoRA's are as narrow as its rank."""
+    model = tiny_model("llama")
+    highest = max(min(p.shape) for p in model.parameters() if p.dim() > 1)
+    GradientRules(model, parse_objective("ce"), highest - 1)
+    with pytest.raises(
+        DataError, match=f"`gradient_rank` must be below {highest}, the highest rank .*, got {highest};"
+    ):
+        GradientRules(model, parse_objective("ce"), highest)
+    lora = adapted("llama", ["v_proj"])
+    GradientRules(lora, parse_objective("ce"), 1)
+    with pytest.raises(DataError, match=r"must be below 2, .*, got 2;"):
+        GradientRules(lora, parse_objective("ce"), 2)
+
+
 def test_a_matrix_of_low_rank_is_kept_and_the_dtype_too() -> None:
     matrix = torch.outer(random(7), random(5, seed=1))
     torch.testing.assert_close(low_rank(matrix, 1), matrix, atol=1e-6, rtol=0)
