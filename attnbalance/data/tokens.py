@@ -24,7 +24,7 @@ class Encoding:
 
     A token belongs to a span if it shares at least one character with it, so a subject's first token may hold the
     space before it and its last token the letters after it. A token of only that space (SentencePiece's bare "▁")
-    belongs to no span, even at the start of a text, where its offsets say otherwise.
+    belongs to no span, even where its offsets say otherwise: at the start of a text, or between digits.
 
     prompt: the prompt.
     ids: its token ids, without padding.
@@ -58,7 +58,8 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
         chosen = [i for i, prompt in enumerate(prompts) if prompt.has_special_tokens == special]
         tokenized = _tokenize([prompts[i].text for i in chosen], tokenizer, add_special_tokens=not special)
         for i, (ids, offsets) in zip(chosen, tokenized, strict=True):
-            spans = {role: _tokens_of(span, ids, offsets, tokenizer) for role, span in prompts[i].spans.items()}
+            parts = prompts[i].spans.items()
+            spans = {role: _tokens_of(span, prompts[i].text, ids, offsets, decoded) for role, span in parts}
             wrong = [_mismatch(prompts[i].part(role), [ids[j] for j in spans[role]], tokenizer) for role in spans]
             bad += [(i, problem) for problem in wrong if problem][:1]
             shown = _shown(prompts[i].text, ids, offsets, decoded)
@@ -263,13 +264,16 @@ def _shown(text: str, ids: list[int], offsets: list[CharSpan], decoded: Callable
 
 
 def _tokens_of(
-    span: CharSpan, ids: list[int], offsets: list[CharSpan], tokenizer: PreTrainedTokenizerBase
+    span: CharSpan, text: str, ids: list[int], offsets: list[CharSpan], decoded: Callable[[int], str]
 ) -> tuple[int, ...]:
-    """The positions of the tokens that share a character with a span."""
+    """The positions of the tokens that share a character with a span, without bare spaces that the span does not hold.
+
+    A span that would have no token keeps them.
+    """
     tokens = [j for j, (start, end) in enumerate(offsets) if start < span[1] and end > span[0]]
-    if len(tokens) > 1 and not str(tokenizer.decode([ids[tokens[0]]])).strip():
-        del tokens[0]
-    return tuple(tokens)
+    blank = [j for j in tokens if not decoded(ids[j]).strip()]
+    spaces = [j for j in blank if j == tokens[0] or text[slice(*offsets[j])].strip()]
+    return tuple(j for j in tokens if j not in spaces) or tuple(tokens)
 
 
 def _mismatch(text: str, ids: list[int], tokenizer: PreTrainedTokenizerBase) -> str | None:

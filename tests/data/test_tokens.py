@@ -6,7 +6,9 @@ import warnings
 
 import pytest
 from tiny import FACTS, TOKENIZERS, tiny_prompts, tiny_tokenizer, without_bytes
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import Unigram
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from attnbalance import Fact, Prompt
 from attnbalance.data.forms import in_form
@@ -304,3 +306,26 @@ def test_subjects_that_the_tokenizer_does_not_know_are_warned_of(unknown: bool) 
     said = [str(warning.message) for warning in caught]
     expected = "1 of 2 prompts have a subject that the tokenizer does not know all of (first: 'Łódź'): the model sees"
     assert [text.startswith(expected) for text in said] == [True] * unknown
+
+
+def test_spaces_that_the_tokenizer_puts_between_digits_are_no_tokens_of_the_subject() -> None:
+    """Digits before Metaspace give "1984" as ▁ 1 ▁ 9 ▁ 8 ▁ 4; each bare ▁ claims the digit behind it."""
+    vocabulary = [("<unk>", 0.0), ("▁", -2.0), *((piece, -3.0) for piece in "0123456789?Whois"), ("▁New", -1.0)]
+    backend = Tokenizer(Unigram(vocabulary, unk_id=0, byte_fallback=False))
+    splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Metaspace(prepend_scheme="always")]
+    backend.pre_tokenizer = pre_tokenizers.Sequence(splits)  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = decoders.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    (encoding,) = encode([Prompt("Who is 1984?", {"subject": (7, 11)}, "0", Fact("1984", "author", ("x",)))], tokenizer)
+    assert "".join(tokenizer.convert_ids_to_tokens(list(encoding.ids))).endswith("▁1▁9▁8▁4▁?")
+    tokens = [tokenizer.convert_ids_to_tokens(encoding.ids[j]) for j in encoding.spans["subject"]]
+    assert tokens == ["1", "9", "8", "4"]
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_space_within_a_subject_stays_a_part_of_it(kind: str) -> None:
+    tokenizer = tiny_tokenizer(kind)
+    (encoding,) = encode(make_prompts([Fact("A b", "country", ("x",))], "I see {subject} there"), tokenizer)
+    positions = encoding.spans["subject"]
+    assert list(positions) == list(range(positions[0], positions[-1] + 1))
+    assert tokenizer.decode([encoding.ids[j] for j in positions]).strip().casefold() == "a b"
