@@ -243,8 +243,8 @@ def finetune(
     say_best(done, out, unit)
     models = f"base={done.base}", f"finetuned={name}"
     tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
-    how = "--facts", str(tested), "--template", template
-    print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how, '--recall', '--out'])} ...")
+    how = "--facts", str(tested), "--template", template, "--recall", "--out", f"{out}-compared"
+    print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how])}")
 
 
 def scale_adapter(

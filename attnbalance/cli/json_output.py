@@ -23,7 +23,7 @@ WANTED, NUMBERS = "attnbalance.json_wanted", "attnbalance.numbers"
 """Names in a command's context: whether JSON is wanted, and the numbers of a command that writes no results."""
 
 RESULTS = {
-    "curve": ("curves.json", "recall.json"),
+    "curve": ("curves.json", "differences.json", "recall.json"),
     "trajectory": ("trajectory.json", "curves.json", "recall.json"),
     "knowledge": ("knowledge.json",),
     "context": ("context.json",),
@@ -32,7 +32,7 @@ RESULTS = {
     "finetune": ("trajectory.json",),
     "instruct": ("trajectory.json",),
     "study": ("study.json",),
-    "demo": ("curves.json", "recall.json"),
+    "demo": ("curves.json", "differences.json", "recall.json"),
 }
 """The files of results in a command's folder, beside attnbalance.json; those of `reproduce` are its figures'."""
 

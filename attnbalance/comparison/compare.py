@@ -12,7 +12,7 @@ from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.page import write_report
 from attnbalance.comparison.sentences import headline
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, refuse_changed, results_config
-from attnbalance.comparison.tables import curves_json, recall_json
+from attnbalance.comparison.tables import curves_json, differences_json, recall_json
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
 from attnbalance.errors import DataError
@@ -82,6 +82,8 @@ def compare(
 def write_results(comparison: Comparison, folder: Path, *, title: str, command: str, about: str = "") -> None:
     """Write a comparison into an existing folder, each file whole; for the rest see `write_report`."""
     write_numbers(comparison, folder)
+    if comparison.pair is not None:
+        write_json(folder / "differences.json", differences_json(comparison))
     write_curves(comparison, folder)
     write_report(comparison, folder / "report.html", title=title, about=about, command=command)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from attnbalance.comparison.comparison import Comparison, Measured
 from attnbalance.comparison.known_readings import reading_words
-from attnbalance.readings.curves import Curve
 from attnbalance.report.wording import (
     FEW,
     bounds,
@@ -153,13 +152,13 @@ def _accuracy_clause(comparison: Comparison, a: str, b: str) -> _Clause:
         return _Clause("unknown", text, b, a)
     if not any(rates.values()):
         any_of = "any of the most popular fifth of questions" if popular else "any question"
-        return _Clause("level", f"neither {a} nor {b} answers {any_of} right (n = {change.n:,})", b, a)
+        return _Clause("unknown", f"neither {a} nor {b} answers {any_of} right (n = {change.n:,})", b, a)
     if not paired.differs:
         text = f"{a} and {b} do not differ measurably in accuracy on {group} ({both}, "
-        return _Clause("level", f"{text}difference {points(change)}, {test}", b, a)
-    higher, lower, sign = (a, b, 1) if change.mean > 0 else (b, a, -1)
+        return _Clause("level", f"{text}{a} minus {b}: {points(change)}, {test}", b, a)
+    higher, lower = (a, b) if change.mean > 0 else (b, a)
     text = f"{higher} answers {right[higher]} of {group} right against {lower}'s {right[lower]}"
-    return _Clause("apart", f"{text} (difference {points(change, sign)}, {test}", lower, higher)
+    return _Clause("apart", f"{text} ({a} minus {b}: {points(change)}, {test}", lower, higher)
 
 
 def _overall(comparison: Comparison, accuracy: _Clause) -> str:
@@ -182,22 +181,21 @@ def _reading_clause(comparison: Comparison, title: str, lower: str, higher: str)
         text = f"{title} has no difference by layer, because {shapes}; their curves are drawn together"
         return _Clause("unknown", text, lower, higher)
     difference = comparison.difference(lower, higher, title)
-    a, b = (comparison.curves(title)[label] for label in (lower, higher))
     if math.isnan(difference.low[0]):
         return _Clause("unknown", f"{FEW} give no interval for a difference in {title}", lower, higher)
     less = [i for i, high in enumerate(difference.high) if high < 0]
     more = [i for i, low in enumerate(difference.low) if low > 0]
     if not less and not more:
-        largest = _largest(difference, a, b, range(len(difference.layers)))
+        largest = _largest(comparison, title, range(len(difference.layers)))
         text = f"{title} does not differ measurably at any layer (largest difference at {largest})"
         return _Clause("level", text, lower, higher)
     verb, complement = reading_words(title)
     directions = sorted((("less", less), ("more", more)), key=lambda direction: -len(direction[1]))
     (degree, indices), (opposite, others) = directions
-    text = f"{lower} {verb} {degree} {complement} than {higher} {_where(difference, a, b, indices)}"
+    text = f"{lower} {verb} {degree} {complement} than {higher} {_where(comparison, title, indices)}"
     if not others:
         return _Clause(degree, text, lower, higher)
-    return _Clause("both", f"{text}, but {opposite} {_where(difference, a, b, others)}", lower, higher)
+    return _Clause("both", f"{text}, but {opposite} {_where(comparison, title, others)}", lower, higher)
 
 
 def _tokens_note(comparison: Comparison, a: str, b: str) -> str:
@@ -212,20 +210,23 @@ def _tokens_note(comparison: Comparison, a: str, b: str) -> str:
     )
 
 
-def _where(difference: Curve, lower: Curve, higher: Curve, indices: Sequence[int]) -> str:
+def _where(comparison: Comparison, title: str, indices: Sequence[int]) -> str:
     """The layers at these indices of the curves, and the one of them with the largest difference."""
-    largest, total = _largest(difference, lower, higher, indices), len(difference.layers)
+    numbers = comparison.curves(title)[comparison.measured[0].label].layers
+    largest, total = _largest(comparison, title, indices), len(numbers)
     if len(indices) == 1:
         return f"at 1 of {total} layer{'' if total == 1 else 's'}: {largest}"
-    return f"at {len(indices)} of {total} layers ({layers([difference.layers[i] for i in indices])}), most at {largest}"
+    return f"at {len(indices)} of {total} layers ({layers([numbers[i] for i in indices])}), most at {largest}"
 
 
-def _largest(difference: Curve, lower: Curve, higher: Curve, indices: Sequence[int]) -> str:
-    """The layer of the largest difference, with both values and the difference's interval."""
+def _largest(comparison: Comparison, title: str, indices: Sequence[int]) -> str:
+    """The layer of the pair's largest difference among these, with both values, and the difference's interval."""
+    a, b = comparison.pair or ("", "")
+    difference, (first, second) = comparison.difference(a, b, title), (comparison.curves(title)[x] for x in (a, b))
     i = max(indices, key=lambda index: abs(difference.mean[index]))
-    values = f"{share(lower.mean[i])} against {share(higher.mean[i])}"
+    values = f"{share(first.mean[i])} in {a}, {share(second.mean[i])} in {b}"
     change = f"{share(difference.mean[i], '+')} {bounds(difference.low[i], difference.high[i], '+')}"
-    return f"layer {difference.layers[i]}, {values}, difference {change.strip()}"
+    return f"layer {difference.layers[i]}, {values}, {a} minus {b}: {change.strip()}"
 
 
 def _peaks(comparison: Comparison, title: str) -> dict[str, tuple[int, str]]:

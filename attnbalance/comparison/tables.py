@@ -6,8 +6,11 @@ from typing import Any
 
 from attnbalance.comparison.comparison import Comparison
 from attnbalance.data.scoring import SCORINGS
+from attnbalance.errors import DataError
 from attnbalance.readings.recall import Recall
 from attnbalance.statistics.intervals import Interval, finite
+
+FIFTHS = 5
 
 
 def curves_json(comparison: Comparison) -> dict[str, Any]:
@@ -39,6 +42,34 @@ def recall_json(comparison: Comparison) -> list[dict[str, Any]]:
         for measured in comparison.measured
         if measured.recall is not None
     ]
+
+
+def differences_json(comparison: Comparison) -> dict[str, Any]:
+    """The content of `differences.json`: the pair's paired differences, the first label minus the second.
+
+    `readings` holds the difference of each reading by layer, with 95% intervals that hold for all layers together; none
+    for models of different shapes. `accuracy` holds that over all questions (group "all") and in each fifth by
+    popularity ("fifth 1": the most popular), with McNemar's exact p; none if answers were not asked for. Raises
+    `DataError` without a pair.
+    """
+    if comparison.pair is None:
+        raise DataError("differences need a pair of labels; this comparison has none")
+    groups = {"all": None} | {f"fifth {fifth + 1}": fifth for fifth in range(FIFTHS)}
+    paired = {name: comparison.accuracy_difference(*comparison.pair, fifth) for name, fifth in groups.items()}
+    return {
+        "pair": list(comparison.pair),
+        "readings": [
+            {"name": comparison.measured[0].reading(title).name}
+            | comparison.difference(*comparison.pair, title).as_dict()
+            for title in comparison.titles
+            if comparison.comparable(title)
+        ],
+        "accuracy": [
+            {"group": name} | change.interval.as_dict() | {"p_value": change.p_value}
+            for name, change in paired.items()
+            if change is not None
+        ],
+    }
 
 
 def _accuracy(rate: Interval) -> dict[str, Any]:

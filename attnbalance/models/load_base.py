@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from attnbalance.errors import ModelError
@@ -71,6 +72,7 @@ def load_base(
             "folder that holds one of them"
         )
     _check_quantisation(model, path)
+    _check_no_integers(model, Path(path))
     _check_left_out(model, sorted(report["unexpected_keys"]), path)
     check_weights(model, path)
     return model
@@ -162,6 +164,21 @@ def _check_quantisation(model: PreTrainedModel, path: str) -> None:
             f"{path}: transformers does not know the quantisation {method!r} that config.json names; save the model "
             "with one that it knows, or without quantization_config"
         )
+
+
+def _check_no_integers(model: PreTrainedModel, folder: Path) -> None:
+    """Refuse a folder of integer weights that no quantisation explains: they would be taken as they are, unscaled."""
+    if getattr(model, "hf_quantizer", None) is not None:
+        return
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                dtype = opened.get_slice(name).get_dtype()
+                if name.endswith(".weight") and dtype[0] in "IU":
+                    raise ModelError(
+                        f"{folder}: {name} is stored as integers ({dtype}), and config.json names no quantisation that "
+                        "scales them; save the model in floating point, or with its quantization_config"
+                    )
 
 
 def check_weights(model: PreTrainedModel, path: str) -> None:

@@ -97,13 +97,11 @@ def reproduce(
         refused: dict[str, AttnBalanceError] = {
             figure.name: DataError(sources.missing(figure.needs)) for figure in chosen if figure.name not in work
         }
-        if len(refused) == len(chosen):
-            raise DataError("; ".join(f"{name}: {error}" for name, error in refused.items()))
+        _check_some(chosen, refused)
         asked = {figure.name: work[figure.name] for figure in chosen if figure.name in work}
         refuse_others(_distinct(asked), out)
         refused |= _run(asked, out, workers, slice(index, None, count), progress)
-        if len(refused) == len(chosen):
-            raise refused[chosen[0].name]
+        _check_some(chosen, refused)
         done, left = {}, dict[str, str]()
         for name, cells in work.items():
             missing = sum(not saved_cell(out, cell) for cell in cells)
@@ -180,6 +178,16 @@ def chosen_figures(names: Sequence[str]) -> list[PaperFigure]:
 
 def _distinct(work: Mapping[str, Sequence[Cell]]) -> dict[str, Cell]:
     return {cell.name: cell for cells in work.values() for cell in cells}
+
+
+def _check_some(chosen: Sequence[PaperFigure], refused: Mapping[str, AttnBalanceError]) -> None:
+    """Raise what keeps the figures from being run, if that is so for all that are chosen."""
+    if len(refused) < len(chosen):
+        return
+    first, *others = refused.values()
+    if all(str(error) == str(first) for error in others):
+        raise first
+    raise DataError("; ".join(f"{name}: {error}" for name, error in refused.items()))
 
 
 def _run(

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnbalance.comparison.caveats import caveats
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -66,7 +67,9 @@ def compare_knowledge(
             measured = {
                 spec.label: _ask(spec, prompts, settings, work / f"model {i}", progress) for i, spec in enumerate(specs)
             }
-            words = " ".join([*(answer(*pair) for pair in measured.items()), *changes.sentences(measured)])
+            seen = caveats(specs, prompts)
+            said = [*(answer(*pair) for pair in measured.items()), *changes.sentences(measured)]
+            words = " ".join([*said, *([f"{seen}."] if seen else [])])
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:
                 _write(measured, folder)

@@ -32,7 +32,7 @@ def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
     assert "already finished" in text
     models = (f"base={llama_folder}", f"finetuned={llama_folder}+{run}")
     command = next(line for line in text.splitlines() if line.startswith("Next: "))
-    asked = ["--facts", f"{run}/heldout.jsonl", "--template", "qa", "--recall", "--out", "..."]
+    asked = ["--facts", f"{run}/heldout.jsonl", "--template", "qa", "--recall", "--out", f"{run}-compared"]
     assert shlex.split(command)[1:] == ["attnbalance", "curve", *models, *asked]
     code, text = run_command("curve", *models, "--facts", run / "heldout.jsonl", "--out", tmp_path / "out")
     assert code == 0, text

@@ -29,9 +29,9 @@ LEVEL = {"top": MOST, "bottom": MOST}
 def test_lower_accuracy_with_lower_attention_is_said_in_one_sentence():
     text = headline(a_comparison(LESS, APART))
     assert text.startswith("top answers 87.5% of the most popular fifth of questions right against bottom's 12.5% (")
-    assert "(difference +75.0 points [+" in text
+    assert "(top minus bottom: +75.0 points [+" in text
     assert "exact McNemar p = 0.031, n = 8), and bottom attends less to the subject" in text
-    assert "layers: layer 2, 0.3" in text
+    assert "layers: layer 2, 0.599 in top, 0.301 in bottom, top minus bottom: +0.299 [+0.2" in text
     assert text.endswith("(40 questions in all).")
 
 
@@ -49,14 +49,24 @@ def test_all_questions_that_say_the_opposite_of_the_most_popular_fifth_are_not_l
 
 def test_the_order_of_the_pair_does_not_change_who_is_said_to_be_ahead():
     there, back = a_comparison(LESS, APART), a_comparison(LESS, APART, pair=("bottom", "top"))
-    before, after = headline(there).split("difference"), headline(back).split("difference")
-    assert [part.split("[")[0] for part in before] == [part.split("[")[0] for part in after]
+    before, after = headline(there).split(" minus "), headline(back).split(" minus ")
+    assert before[0].removesuffix("top") == after[0].removesuffix("bottom")
+    assert before[1].split("n = ")[1].split(" layer 2")[0] == after[1].split("n = ")[1].split(" layer 2")[0]
+
+
+def test_every_difference_is_that_of_the_pair_in_its_order():
+    """The numbers of the first screen have it too; a word of the sentence says who is ahead."""
+    there, back = headline(a_comparison(LESS, APART)), headline(a_comparison(LESS, APART, pair=("bottom", "top")))
+    assert [part[:5] for part in there.split("top minus bottom: ")[1:]] == ["+75.0", "+0.29"]
+    assert [part[:5] for part in back.split("bottom minus top: ")[1:]] == ["-75.0", "-0.29"]
+    for text, wrong in ((there, "bottom minus"), (back, "top minus")):
+        assert wrong not in text
 
 
 def test_lower_accuracy_with_higher_attention_is_set_against_it():
     text = headline(a_comparison(MORE, APART))
     assert ", but bottom attends more to the subject than top at 1 of 3 layers" in text
-    assert "layers: layer 2, 0.6" in text
+    assert "layers: layer 2, 0.299 in top, 0.601 in bottom, top minus bottom: -0.301 [-0.3" in text
 
 
 def test_lower_accuracy_with_attention_both_ways_names_both_layers():
@@ -65,7 +75,7 @@ def test_lower_accuracy_with_attention_both_ways_names_both_layers():
         "while subject attention goes both ways: bottom attends less to the subject than top at 1 of 3 layers: layer 2"
         in text
     )
-    assert ", but more at 1 of 3 layers: layer 1, 0.4" in text
+    assert ", but more at 1 of 3 layers: layer 1, 0.201 in top, 0.401 in bottom, top minus bottom: -0.200 [" in text
 
 
 def test_lower_accuracy_without_a_difference_in_attention_says_so():
@@ -118,7 +128,9 @@ def test_recall_of_one_model_of_the_pair_is_no_comparison():
 
 def test_without_popularity_all_questions_are_compared():
     text = headline(a_comparison(LESS, APART, popular=False))
-    assert text.startswith("top answers 87.5% of all questions right against bottom's 12.5% (difference +75.0 points")
+    assert text.startswith(
+        "top answers 87.5% of all questions right against bottom's 12.5% (top minus bottom: +75.0 points"
+    )
     assert "n = 40" in text
 
 
@@ -132,7 +144,9 @@ def test_where_popularity_does_not_tell_the_popular_from_the_others_all_are_comp
         if of.recall
     )
     text = headline(replace(comparison, measured=measured))
-    assert text.startswith("top answers 87.5% of all questions right against bottom's 12.5% (difference +75.0 points")
+    assert text.startswith(
+        "top answers 87.5% of all questions right against bottom's 12.5% (top minus bottom: +75.0 points"
+    )
     single = headline(replace(comparison, measured=measured[:1], pair=None))
     assert "of all questions right (40 questions in all)" in single
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from attnbalance.comparison.tables import curves_json, recall_json
+from attnbalance.comparison.tables import curves_json, differences_json, recall_json
 from attnbalance.data.scoring import CONTAINMENT, WHOLE_WORDS
+from attnbalance.errors import DataError
 from tests.fakes import a_comparison
 
 ATTENTION = {"top": [0.1, 0.2, 0.6], "bottom": [0.1, 0.4]}
@@ -83,3 +84,33 @@ def test_further_readings_follow_the_first_in_curves_json():
     assert {name: found[name] for name in ("name", "reduce", "curves")} == curves_json(MADE)
     [further] = found["further"]
     assert (further["name"], further["curves"]) == ("value salience (last)", found["curves"])
+
+
+def test_differences_are_the_first_label_minus_the_second_by_layer_and_by_fifth():
+    """Against means by hand; the most popular fifth is the first 8 of 40 questions."""
+    correct = {"top": [i % 2 == 0 for i in range(40)], "bottom": [i < 2 for i in range(40)]}
+    made = a_comparison({"top": [0.1, 0.5], "bottom": [0.2, 0.2]}, correct)
+    found = differences_json(made)
+    assert found["pair"] == ["top", "bottom"]
+    [reading] = found["readings"]
+    gap = made["top"].reading().values.double() - made["bottom"].reading().values.double()
+    assert (reading["name"], reading["layers"]) == ("subject attention (max)", [0, 1])
+    assert reading["mean"] == pytest.approx(gap.mean((0, 2)).tolist())
+    assert all(
+        low < mean < high for low, mean, high in zip(reading["low"], reading["mean"], reading["high"], strict=True)
+    )
+    names = [entry["group"] for entry in found["accuracy"]]
+    assert names == ["all", "fifth 1", "fifth 2", "fifth 3", "fifth 4", "fifth 5"]
+    assert [entry["mean"] for entry in found["accuracy"][:3]] == pytest.approx([18 / 40, 2 / 8, 4 / 8])
+    assert found["accuracy"][0]["p_value"] == pytest.approx(2 * (1 + 20) / 2**20)  # top alone 19, bottom alone 1
+    back = differences_json(replace(made, pair=("bottom", "top")))
+    assert back["readings"][0]["mean"] == pytest.approx((-gap).mean((0, 2)).tolist())
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_differences_need_a_pair_and_are_of_models_of_one_shape():
+    with pytest.raises(DataError, match="differences need a pair"):
+        differences_json(replace(MADE, pair=None))
+    found = differences_json(MADE)  # of three layers and of two
+    assert found["readings"] == []
+    assert differences_json(a_comparison({"top": [0.1], "bottom": [0.2]}))["accuracy"] == []

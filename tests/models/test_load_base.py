@@ -137,6 +137,17 @@ def test_weights_that_could_only_give_infinite_numbers_are_refused_by_name(value
         load_base(str(llama_folder))
 
 
+def test_integers_that_no_quantisation_scales_are_refused_by_name(llama_folder: Path) -> None:
+    weights = load_file(llama_folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights[name] = (weights[name] / weights[name].abs().max() * 127).round().to(torch.int8)
+    save_file(weights, llama_folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        ModelError, match=rf"{name} is stored as integers \(I8\), and config.json names no quantisation"
+    ):
+        load_base(str(llama_folder))
+
+
 def test_weights_of_the_largest_size_that_is_allowed_give_finite_squares() -> None:
     assert torch.tensor(LARGEST_WEIGHT).square().isfinite()
     assert not torch.tensor(100 * LARGEST_WEIGHT).square().isfinite()
