@@ -194,7 +194,7 @@ def test_rows_of_other_adapters_and_of_another_rows_model_are_made(
         if row != "half-adapter"  # that is plain's model
     )
     trained = json.loads((folder / "out/runs/osf-seed-0/attnbalance.json").read_text())["trained"]
-    assert "numbers of OSF adapters, which change " in trained
+    assert "weights of OSF adapters, which change " in trained
     lines = (folder / "out/runs/plain-seed-0/train.jsonl").read_text().splitlines()
     assert {json.loads(line)["relation"] for line in lines} == {"home"}
     assert not [key for key in result(folder, "plain") if "outputs" in key]

@@ -205,7 +205,7 @@ def _trainable(base: str, settings: FinetuneSettings, examples: Sequence[Example
         kind = settings.peft["peft_type"]
         adapted, frozen = add_adapters(model, chosen, settings.peft), FrozenWeights({})
     changed = under_adapters(adapted, chosen).describe()
-    trained = f"Trained: {frozen.trained(adapted):,} numbers of {kind} adapters, which change {changed}"
+    trained = f"Trained: {frozen.trained(adapted):,} weights of {kind} adapters, which change {changed}"
     return _Trainable(adapted, frozen, base_fingerprint, trained)
 
 

@@ -71,10 +71,10 @@ class Chosen:
     """The number of entries of the whole model, tied weights once."""
 
     def describe(self) -> str:
-        """The choice, and how many numbers of the model's own weights that is."""
-        count = f"{len(self.masks)} parameter{'s' * (len(self.masks) != 1)}"
-        share = f"{self.numbers:,} of {self.total:,} numbers ({100 * self.numbers / self.total:.3g}%)"
-        return f"{self.text}, {share} in {count}"
+        """How many of the model's own weights these are, in how many tensors, and the choice."""
+        count = f"{len(self.masks)} tensor{'s' * (len(self.masks) != 1)}"
+        share = f"{100 * self.numbers / self.total:.3g}%"
+        return f"{self.numbers:,} of {self.total:,} weights ({share}) in {count} ({self.text})"
 
 
 class FrozenWeights:

@@ -22,7 +22,7 @@ from attnbalance.errors import DataError, ModelError, OutputError
 
 SETTINGS = MeasureSettings(recall=True, batch_size=4)
 FILES = {"answers.jsonl", "attnbalance.json", "curves.json", "curves.png", "prompts.jsonl"}
-FILES |= {"readings.parquet", "recall.json", "report.html"}  # of several models also differences.json
+FILES |= {"readings.parquet", "recall.json", "report.html", "differences.json"}
 
 
 def by_plain_transformers(folder: Path, model: Path) -> torch.Tensor:

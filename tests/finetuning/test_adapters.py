@@ -34,8 +34,8 @@ OTHERS = [
     ("text", "line"),
     [
         # two layers of 3072 in attention and 3 x 32 x 48 in the MLP; no embeddings and no norms
-        ("all", "all, 15,360 of 42,400 numbers (36.2%) in 14 parameters"),
-        ("q@0.1", "q@0.1, 256 of 42,400 numbers (0.604%) in 1 parameter"),
+        ("all", "15,360 of 42,400 weights (36.2%) in 14 tensors (all)"),
+        ("q@0.1", "256 of 42,400 weights (0.604%) in 1 tensor (q@0.1)"),
     ],
 )
 def test_what_is_trained_through_adapters_is_the_weights_that_they_change(text: str, line: str) -> None:
@@ -60,7 +60,7 @@ def test_adapted_layers_are_saved_in_order(train, tmp_path):
 @pytest.mark.parametrize("fields", OTHERS, ids=lambda fields: fields["peft_type"])
 def test_a_run_of_other_adapters_changes_the_chosen_layers_alone_and_is_what_peft_loads(llama, tmp_path, fields):
     run = finetune(llama, SPLIT, tmp_path / "run", short(train="qk", learning_rate=0.01, peft=fields))
-    assert f"numbers of {fields['peft_type']} adapters, which change " in run.trained
+    assert f"weights of {fields['peft_type']} adapters, which change " in run.trained
     base = AutoModelForCausalLM.from_pretrained(llama)
     adapted = PeftModel.from_pretrained(copy.deepcopy(base), run.path).eval()
     ids = torch.arange(3, 30)[None]

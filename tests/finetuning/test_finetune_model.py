@@ -125,7 +125,7 @@ def test_what_is_not_chosen_stays_as_it_was_in_the_base(base, tmp_path):
     for name in fused:  # queries, keys and values stand side by side in GPT-2
         width = before[name].shape[-1] // 3
         assert torch.equal(before[name][..., 2 * width :], after[name][..., 2 * width :])
-    assert run.trained.startswith("Trained: qk, ")
+    assert run.trained.endswith(" tensors (qk)")
 
 
 def test_an_anchored_objective_trains_attention_and_watches_what_it_does(base, tmp_path):

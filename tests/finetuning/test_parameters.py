@@ -235,9 +235,9 @@ def test_choosing_leaves_the_model_and_the_random_numbers_alone(model: PreTraine
 def test_what_is_trained_is_said_in_a_line() -> None:
     # 2 x 420 x 32 in embeddings, and in a layer 3072 in attention, 3 x 32 x 48 in the MLP, 64 in norms; 32 in the last
     model = uneven("llama")
-    assert select_weights(model, "q").describe() == "q, 2,048 of 42,400 numbers (4.83%) in 2 parameters"
-    assert select_weights(model, "q@0.1").describe() == "q@0.1, 256 of 42,400 numbers (0.604%) in 1 parameter"
-    assert select_weights(model, "all").describe().startswith("all, 42,400 of 42,400 numbers (100%)")
+    assert select_weights(model, "q").describe() == "2,048 of 42,400 weights (4.83%) in 2 tensors (q)"
+    assert select_weights(model, "q@0.1").describe() == "256 of 42,400 weights (0.604%) in 1 tensor (q@0.1)"
+    assert select_weights(model, "all").describe().startswith("42,400 of 42,400 weights (100%) in ")
 
 
 @pytest.mark.parametrize(
