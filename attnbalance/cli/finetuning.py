@@ -243,7 +243,7 @@ def finetune(
     say_best(done, out, unit)
     models = f"base={done.base}", f"finetuned={name}"
     tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
-    how = "--facts", str(tested), "--template", template, "--recall", "--out", f"{out}-compared"
+    how = "--facts", str(tested), "--template", template, "--recall", "--out", f"{Path(out)}-compared"
     print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how])}")
 
 

@@ -57,8 +57,8 @@ def curve(
     """Draw the subject-attention curve of one or more models on the same questions, with intervals.
 
     Writes report.html, curves.png, curves.json, readings.parquet (label, reading, prompt_id, layer, head, value),
-    prompts.jsonl and, with --recall, recall.json and answers.jsonl. The report's differences are the second
-    model minus the first.
+    prompts.jsonl, differences.json and, with --recall, recall.json and answers.jsonl. Differences are the second model
+    minus the first.
     """
     from attnbalance.comparison.compare import compare as run
     from attnbalance.comparison.specs import MeasureSettings, parse_spec

@@ -19,7 +19,7 @@ SUBJECTS = 20
 
 
 def caveats(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> str:
-    """What the headline adds, in words: see `seen_in_training` and `few_subjects`; empty if there is nothing to add."""
+    """The caveats at a headline's end: see `seen_in_training` and `few_subjects`; empty if there are none."""
     return "; ".join(part for part in (seen_in_training(specs, prompts), few_subjects(prompts)) if part)
 
 

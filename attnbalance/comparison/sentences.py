@@ -166,11 +166,11 @@ def _overall(comparison: Comparison, accuracy: _Clause) -> str:
     paired = comparison.accuracy_difference(*comparison.pair) if comparison.pair else None
     if paired is None or not paired.differs or comparison.pair is None:
         return ""
-    a, b = comparison.pair if paired.interval.mean > 0 else comparison.pair[::-1]
-    if accuracy.kind == "apart" and accuracy.higher == a:
+    higher, lower = comparison.pair if paired.interval.mean > 0 else comparison.pair[::-1]
+    if accuracy.kind == "apart" and accuracy.higher == higher:
         return ""
-    change = points(paired.interval, 1 if paired.interval.mean > 0 else -1)
-    return f"; over all questions {a} answers more right than {b} ({change}, p = {paired.p_value:.2g})"
+    change = f"{' minus '.join(comparison.pair)}: {points(paired.interval)}"
+    return f"; over all questions {higher} answers more right than {lower} ({change}, p = {paired.p_value:.2g})"
 
 
 def _reading_clause(comparison: Comparison, title: str, lower: str, higher: str) -> _Clause:
@@ -180,22 +180,24 @@ def _reading_clause(comparison: Comparison, title: str, lower: str, higher: str)
         shapes = listed([f"{label} has {size[0]} layers of {size[1]} heads" for label, size in sizes.items()])
         text = f"{title} has no difference by layer, because {shapes}; their curves are drawn together"
         return _Clause("unknown", text, lower, higher)
-    difference = comparison.difference(lower, higher, title)
+    a, b = pair = (higher, lower) if comparison.pair == (higher, lower) else (lower, higher)
+    difference = comparison.difference(a, b, title)
     if math.isnan(difference.low[0]):
         return _Clause("unknown", f"{FEW} give no interval for a difference in {title}", lower, higher)
-    less = [i for i, high in enumerate(difference.high) if high < 0]
-    more = [i for i, low in enumerate(difference.low) if low > 0]
+    below = [i for i, high in enumerate(difference.high) if high < 0]
+    above = [i for i, low in enumerate(difference.low) if low > 0]
+    less, more = (below, above) if a == lower else (above, below)
     if not less and not more:
-        largest = _largest(comparison, title, range(len(difference.layers)))
+        largest = _largest(comparison, title, pair, range(len(difference.layers)))
         text = f"{title} does not differ measurably at any layer (largest difference at {largest})"
         return _Clause("level", text, lower, higher)
     verb, complement = reading_words(title)
     directions = sorted((("less", less), ("more", more)), key=lambda direction: -len(direction[1]))
     (degree, indices), (opposite, others) = directions
-    text = f"{lower} {verb} {degree} {complement} than {higher} {_where(comparison, title, indices)}"
+    text = f"{lower} {verb} {degree} {complement} than {higher} {_where(comparison, title, pair, indices)}"
     if not others:
         return _Clause(degree, text, lower, higher)
-    return _Clause("both", f"{text}, but {opposite} {_where(comparison, title, others)}", lower, higher)
+    return _Clause("both", f"{text}, but {opposite} {_where(comparison, title, pair, others)}", lower, higher)
 
 
 def _tokens_note(comparison: Comparison, a: str, b: str) -> str:
@@ -210,19 +212,19 @@ def _tokens_note(comparison: Comparison, a: str, b: str) -> str:
     )
 
 
-def _where(comparison: Comparison, title: str, indices: Sequence[int]) -> str:
+def _where(comparison: Comparison, title: str, pair: tuple[str, str], indices: Sequence[int]) -> str:
     """The layers at these indices of the curves, and the one of them with the largest difference."""
-    numbers = comparison.curves(title)[comparison.measured[0].label].layers
-    largest, total = _largest(comparison, title, indices), len(numbers)
+    numbers = comparison.difference(*pair, title).layers
+    largest, total = _largest(comparison, title, pair, indices), len(numbers)
     if len(indices) == 1:
         return f"at 1 of {total} layer{'' if total == 1 else 's'}: {largest}"
     return f"at {len(indices)} of {total} layers ({layers([numbers[i] for i in indices])}), most at {largest}"
 
 
-def _largest(comparison: Comparison, title: str, indices: Sequence[int]) -> str:
+def _largest(comparison: Comparison, title: str, pair: tuple[str, str], indices: Sequence[int]) -> str:
     """The layer of the pair's largest difference among these, with both values, and the difference's interval."""
-    a, b = comparison.pair or ("", "")
-    difference, (first, second) = comparison.difference(a, b, title), (comparison.curves(title)[x] for x in (a, b))
+    (a, b), curves, difference = pair, comparison.curves(title), comparison.difference(*pair, title)
+    first, second = curves[a], curves[b]
     i = max(indices, key=lambda index: abs(difference.mean[index]))
     values = f"{share(first.mean[i])} in {a}, {share(second.mean[i])} in {b}"
     change = f"{share(difference.mean[i], '+')} {bounds(difference.low[i], difference.high[i], '+')}"

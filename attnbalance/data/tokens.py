@@ -84,8 +84,8 @@ def _warn_of_unknown_subjects(encodings: Sequence[Encoding], tokenizer: PreTrain
     ]
     if unknown:
         warnings.warn(
-            f"{len(unknown)} of {len(encodings)} prompts have a subject that the tokenizer does not know all of "
-            f"(first: {unknown[0].part('subject')!r}): the model sees {tokenizer.unk_token} there",
+            f"{len(unknown)} of {len(encodings)} prompts have a subject with characters that are unknown to the "
+            f"tokenizer (first: {unknown[0].part('subject')!r}); the model reads {tokenizer.unk_token} instead",
             stacklevel=3,
         )
 

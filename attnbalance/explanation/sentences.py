@@ -127,8 +127,8 @@ def verdict(change: ChangeByCause) -> str:
         return "mostly because of QK, the weights that direct attention"
     if ov_mlp:
         share, name = change.shares["qk"], "QK, which directs attention"
-        part = f"while {name}, works against it" if share.high < 0 else f"and not measurably of {name}"
-        part = f"and in part of {name}" if share.low > 0 else part
+        part = f"while {name}, works against it" if share.high < 0 else f"and not measurably because of {name}"
+        part = f"and partly because of {name}" if share.low > 0 else part
         return f"mostly because of OV and MLPs, the weights that store and read out, {part}"
     return "and neither QK, nor OV and MLPs, measurably cause more than half of it"
 

@@ -99,6 +99,7 @@ def known_facts(
     Raises `BadRowsError` for facts that cannot be asked; `DataError` if none is known.
     """
     examples = examples_of(PromptSet.of(make_prompts(facts, template), model.tokenizer), model.tokenizer)
+    check_seed(seed)
     forms, known = rate_forms(examples, model, batch_size, seed, progress), set[int]()
     with progress_bar("what is known", total=len(facts), unit="fact", shown=progress) as bar:
         for relation, rated in forms.items():

@@ -21,7 +21,7 @@ from attnbalance.finetuning.runs import TRAJECTORY
 from attnbalance.finetuning.schedule import check_rate
 from attnbalance.models.fingerprint import FILES, files_fingerprint
 from attnbalance.models.load_adapter import check_adapter
-from attnbalance.models.load_base import LOAD_ERRORS, brief
+from attnbalance.models.load_base import DTYPES, LOAD_ERRORS, brief
 
 WEIGHTS = "adapter_model.safetensors"
 
@@ -102,6 +102,8 @@ def _scaled(adapter: Path, factor: float) -> dict[str, torch.Tensor]:
                 f"{adapter} holds {name}, which is no factor of a LoRA product; only W + B A can be scaled (no DoRA, "
                 "modules_to_save, trained biases or tokens, or saved embeddings)"
             )
+        if tensor.dtype not in DTYPES:
+            raise ModelError(f"{adapter} holds {name} in {tensor.dtype}; save it in float32, bfloat16 or float16")
         scaled[name] = (tensor.float() * factor).to(tensor.dtype) if match["factor"] == "B" else tensor
         if not bool(scaled[name].isfinite().all()):
             raise DataError(f"{name} of {adapter} times {factor} is not finite in {tensor.dtype}; use a smaller factor")

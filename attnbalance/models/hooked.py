@@ -151,10 +151,12 @@ class HookedModel:
     def chosen_layers(self, layers: Sequence[int] | None) -> tuple[int, ...]:
         """Those of the attention layers that are chosen, in the model's order; None: all.
 
-        Raises `DataError` for none, and for a layer that the model does not have.
+        Raises `DataError` for none, for what are no integers, and for a layer that the model does not have.
         """
         if layers is None:
             return self.layers
+        if not isinstance(layers, Sequence) or not all(isinstance(i, int) and not isinstance(i, bool) for i in layers):
+            raise DataError(f"layers must be a sequence of layer numbers, such as [0, 1], got {layers!r}")
         if not layers:
             raise DataError("expected at least one layer, got none")
         if unknown := sorted(set(layers) - set(self.layers)):
@@ -172,9 +174,8 @@ class HookedModel:
 
         Padding has probability 0. Differentiable outside `torch.no_grad`. Within it, models whose rows can be edited
         skip what no row depends on: the output and MLP of the last layer that is read, all that comes after it, and the
-        logits. With a `cache`, the keys and
-        values of the tokens that all prompts begin with (see `models.shared_prefixes`), the other tokens are read; the
-        batch must be padded right.
+        logits. With a `cache`, the keys and values of the tokens that all prompts begin with (see
+        `models.shared_prefixes`), the other tokens are read; the batch must be padded right.
 
         Raises `ModelError` for NaN or infinity in a row, or in logits if they are computed (naming the first prompt);
         for a token that the model does not know; for a padded batch of `alike_from` tokens or more; and if another

@@ -17,7 +17,7 @@ from attnbalance.models.config import load_config
 from attnbalance.models.config_changes import differing_settings, settings_of
 from attnbalance.models.forward import base_of
 from attnbalance.models.gguf import as_safetensors
-from attnbalance.models.load_base import LOAD_ERRORS, brief
+from attnbalance.models.load_base import LOAD_ERRORS, brief, check_no_integers
 
 
 def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Path | None]:
@@ -119,6 +119,7 @@ def check_adapter(adapter: str) -> str | None:
     _refuse_both(folder)
     if folder.is_dir() and not (folder / "adapter_model.safetensors").is_file():
         raise ModelError(f"adapter {adapter} holds no adapter_model.safetensors (pickled adapters are not read)")
+    check_no_integers(folder / "adapter_model.safetensors", lambda name: "lora_" in name)
     if not folder.is_dir() and (_looks_local(adapter) or "/" not in adapter):
         raise ModelError(f"no adapter folder at {adapter}")
     try:

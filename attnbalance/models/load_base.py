@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -38,8 +39,9 @@ def load_base(
     """The causal language model of a folder or Hub id, as transformers loads it, from safetensors alone.
 
     `dtype` defaults to the checkpoint's. Raises `ModelError` for a folder without a config or with pickled weights
-    only, for weights that are damaged, missing, of another shape or left out by the config, and for an encoder-decoder
-    model; `OutputError` for a run, or a checkpoint of one, whose weights were changed.
+    only, for weights that are damaged, missing, of another shape, integers without a quantisation or left
+    out by the config, and for an encoder-decoder model; `OutputError` for a run, or a checkpoint of one, whose weights
+    were changed.
     """
     check_model(Path(path))
     check_folder(path)
@@ -72,7 +74,7 @@ def load_base(
             "folder that holds one of them"
         )
     _check_quantisation(model, path)
-    _check_no_integers(model, Path(path))
+    _check_no_integers(model, path)
     _check_left_out(model, sorted(report["unexpected_keys"]), path)
     check_weights(model, path)
     return model
@@ -166,19 +168,39 @@ def _check_quantisation(model: PreTrainedModel, path: str) -> None:
         )
 
 
-def _check_no_integers(model: PreTrainedModel, folder: Path) -> None:
-    """Refuse a folder of integer weights that no quantisation explains: they would be taken as they are, unscaled."""
+def _check_no_integers(model: PreTrainedModel, path: str) -> None:
+    """Refuse integer weights that no quantisation explains; of a model from the Hub, in its files in the cache."""
     if getattr(model, "hf_quantizer", None) is not None:
         return
-    for file in folder.glob("*.safetensors"):
+    cached = path if Path(path).is_dir() else try_to_load_from_cache(path, "config.json")
+    folder = Path(path) if cached == path else Path(cached).parent if isinstance(cached, str) else None
+    if folder is None:
+        return
+    parameters = {name for name, _ in model.named_parameters()}
+    index = read_json(folder / "model.safetensors.index.json").get("weight_map", {})
+    for file in sorted(set(index.values())) or ["model.safetensors"]:
+        check_no_integers(
+            folder / file,
+            lambda name: name.endswith(".weight") or bool({name, f"{model.base_model_prefix}.{name}"} & parameters),
+        )
+
+
+def check_no_integers(file: Path, is_weight: Callable[[str], bool]) -> None:
+    """Refuse a file that stores weights as integers or booleans: they would be taken as they are, without a scale.
+
+    A file that cannot be read is left to whoever loads it.
+    """
+    try:
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                dtype = opened.get_slice(name).get_dtype()
-                if name.endswith(".weight") and dtype[0] in "IU":
-                    raise ModelError(
-                        f"{folder}: {name} is stored as integers ({dtype}), and config.json names no quantisation that "
-                        "scales them; save the model in floating point, or with its quantization_config"
-                    )
+            dtypes = {name: opened.get_slice(name).get_dtype() for name in opened.keys() if is_weight(name)}  # noqa: SIM118
+    except LOAD_ERRORS:
+        return
+    for name, dtype in dtypes.items():
+        if dtype == "BOOL" or dtype[0] in "IU":
+            raise ModelError(
+                f"{file}: {name} is stored as {dtype}, and no quantisation is named that scales it; save weights in "
+                "floating point, or with their quantization_config"
+            )
 
 
 def check_weights(model: PreTrainedModel, path: str) -> None:

@@ -181,7 +181,7 @@ def _distinct(work: Mapping[str, Sequence[Cell]]) -> dict[str, Cell]:
 
 
 def _check_some(chosen: Sequence[PaperFigure], refused: Mapping[str, AttnBalanceError]) -> None:
-    """Raise what keeps the figures from being run, if that is so for all that are chosen."""
+    """Raise the reason, or the reasons, if every chosen figure is refused."""
     if len(refused) < len(chosen):
         return
     first, *others = refused.values()

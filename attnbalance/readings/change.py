@@ -52,8 +52,8 @@ class Change:
         components: Each of `parts`, split by the component of direct logit attribution in which it shows: "subject"
             (edges from the subject's tokens, by head), "elsewhere" (all other edges by head, then the attention bias),
             "mlp", and "rest" (embeddings and constants, with a layer axis of size 1).
-        rows: The change that the last token's attention rows carry, whichever weights changed them, from passes of the
-            models themselves (in 16 bits if they are; all else is of copies in float32); None if rows cannot be edited.
+        rows: The change that the last token's attention rows carry, whichever weights changed them, in the
+            models' own dtype (everything else uses copies in float32); None if rows cannot be edited.
         by_attention: The change that each head carries from subject to last token because attention changed; see
             `split_edges`.
         by_readout: The change that each head carries from subject to last token because the readout changed.

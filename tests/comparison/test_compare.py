@@ -51,6 +51,7 @@ def test_the_folder_holds_the_curve_of_plain_transformers(specs: list[ModelSpec]
     out = tmp_path / "out"
     answer = compare(specs, FactSet(FACTS), SETTINGS, out, command="attnbalance curve <x>")
     assert {path.name for path in out.iterdir()} == FILES
+    assert json.loads((out / "differences.json").read_text())["pair"] == ["b", "a"]  # the second minus the first
     curves = json.loads((out / "curves.json").read_text())["curves"]
     assert [one["label"] for one in curves] == ["a", "b"]
     for one, spec in zip(curves, specs, strict=True):

@@ -38,12 +38,15 @@ def test_lower_accuracy_with_lower_attention_is_said_in_one_sentence():
 def test_all_questions_that_say_the_opposite_of_the_most_popular_fifth_are_not_left_out():
     popular = [i < N // 5 for i in range(N)]
     correct = {"top": popular, "bottom": [not right for right in popular]}
-    for pair in (("top", "bottom"), ("bottom", "top")):
+    for pair, sign in ((("top", "bottom"), "-"), (("bottom", "top"), "+")):
         text = headline(a_comparison(LESS, correct, pair=pair))
         assert text.startswith(
             "top answers 100.0% of the most popular fifth of questions right against bottom's 0.0% ("
         )
-        assert "; over all questions bottom answers more right than top (+60.0 points [" in text
+        assert (
+            f"; over all questions bottom answers more right than top ({' minus '.join(pair)}: {sign}60.0 points ["
+            in text
+        )
         assert text.endswith("p = 0.00018).")  # 32 against 8: 2 * sum(comb(40, k) for k in range(9)) / 2 ** 40
 
 
@@ -232,3 +235,9 @@ def test_models_that_split_the_prompts_differently_are_said_to():
     for text in (headline(split), difference_sentence(split)):
         assert note in text
         assert text.endswith(".")
+
+
+def test_the_layers_are_those_of_the_pair_whatever_the_first_model_has():
+    made = a_comparison({"deep": [0.1], **LESS}, pair=("top", "bottom"))
+    text = headline(made)
+    assert "bottom attends less to the subject than top at 1 of 3 layers: layer 2, 0.601 in top" in text

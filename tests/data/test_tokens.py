@@ -304,7 +304,9 @@ def test_subjects_that_the_tokenizer_does_not_know_are_warned_of(unknown: bool) 
         warnings.simplefilter("always")
         PromptSet.of(make_prompts(facts), tokenizer)
     said = [str(warning.message) for warning in caught]
-    expected = "1 of 2 prompts have a subject that the tokenizer does not know all of (first: 'Łódź'): the model sees"
+    expected = (
+        "1 of 2 prompts have a subject with characters that are unknown to the tokenizer (first: 'Łódź'); the model"
+    )
     assert [text.startswith(expected) for text in said] == [True] * unknown
 
 

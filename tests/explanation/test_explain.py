@@ -82,6 +82,9 @@ def test_a_finished_folder_is_left_as_it_is_and_its_files_are_whole(llama_folder
     explained(str(llama_folder), other, out)
     names = {path.name for path in out.iterdir()}
     assert {"report.html", "explain.json", "changes.parquet", "causes.png", "answers.jsonl", "curves.json"} <= names
+    page = (out / "report.html").read_text()
+    assert "after minus before: " in page
+    assert "before minus after" not in page
     stamp = (out / "report.html").stat().st_mtime_ns
     explained(str(llama_folder), other, out)
     assert (out / "report.html").stat().st_mtime_ns == stamp

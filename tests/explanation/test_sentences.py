@@ -55,10 +55,10 @@ def test_settings_that_differ_are_named_with_both_values():
         (
             a_change(-0.1, -2.0),
             "falls by 2.10 [2.10, 2.11] nats, mostly because of OV and MLPs, the weights that store and read out, "
-            "and in part of QK, which",
+            "and partly because of QK, which",
         ),
         (a_change(0.1, -2.0), "read out, while QK, which directs attention, works against it"),
-        (a_change(0.0, -2.0), "read out, and not measurably of QK, which directs attention"),
+        (a_change(0.0, -2.0), "read out, and not measurably because of QK, which directs attention"),
         (a_change(0.1, 2.0), "rises by 2.10 [2.09, 2.10] nats, mostly because of OV and MLPs, the weights that store"),
         (a_change(-0.5, -0.5, -0.5), "and neither QK, nor OV and MLPs, measurably cause more than half"),
         (a_change(-1.0, -1.0, 0.5), "because of both QK, and OV and MLPs, while the other weights work against it"),

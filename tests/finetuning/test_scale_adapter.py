@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from peft import LoraConfig, OFTConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from short_runs import SPLIT, short
 from transformers import AutoModelForCausalLM
 
@@ -109,6 +109,20 @@ def test_bfloat16_is_scaled_in_float32_and_rounded_once(llama, tmp_path):
         expected = (0.7 * tensor.double()).bfloat16() if "lora_B" in name else tensor
         # float32's own rounding may tip a tie: at most one step of bfloat16, 2 ** -8
         torch.testing.assert_close(scaled[name], expected, rtol=2**-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"), [(torch.int8, "is stored as I8"), (torch.float8_e4m3fn, "float8_e4m3fn")]
+)
+def test_factors_in_other_dtypes_are_refused(llama, tmp_path, dtype, message):
+    whole = adapter(llama, tmp_path / "whole")
+    held = {name: tensor.to(dtype) for name, tensor in load_file(whole / "adapter_model.safetensors").items()}
+    save_file(held, whole / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=message):
+        scale_adapter(whole, 0.5, tmp_path / "scaled")
+    if dtype == torch.int8:
+        with pytest.raises(ModelError, match=message):
+            load_model(whole)
 
 
 def test_a_scaled_run_knows_its_base_and_refuses_another_and_changed_weights(llama, tmp_path):

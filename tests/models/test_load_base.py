@@ -14,6 +14,7 @@ from tiny import SIZES, tiny_config, tiny_model, tiny_tokenizer
 
 from attnbalance import load_model
 from attnbalance.errors import ModelError
+from attnbalance.models import load_base as loading
 from attnbalance.models.load import load_limits
 from attnbalance.models.load_base import LARGEST_WEIGHT, load_base
 
@@ -137,15 +138,37 @@ def test_weights_that_could_only_give_infinite_numbers_are_refused_by_name(value
         load_base(str(llama_folder))
 
 
-def test_integers_that_no_quantisation_scales_are_refused_by_name(llama_folder: Path) -> None:
-    weights = load_file(llama_folder / "model.safetensors")
+def with_integers(folder: Path, name: str, dtype: torch.dtype) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = (weights[name] / weights[name].abs().max() * 127).round().abs().to(dtype)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool])
+def test_integers_that_no_quantisation_scales_are_refused_by_name(llama_folder: Path, dtype: torch.dtype) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
-    weights[name] = (weights[name] / weights[name].abs().max() * 127).round().to(torch.int8)
-    save_file(weights, llama_folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(
-        ModelError, match=rf"{name} is stored as integers \(I8\), and config.json names no quantisation"
-    ):
+    with_integers(llama_folder, name, dtype)
+    with pytest.raises(ModelError, match=rf"{name} is stored as (I8|U8|BOOL), and no quantisation is named"):
         load_base(str(llama_folder))
+
+
+def test_integers_under_another_name_and_from_the_hub_are_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "models--me--toy/snapshots/abc"
+    tiny_model("gpt_oss").save_pretrained(folder)
+    with_integers(folder, "model.layers.0.mlp.experts.down_proj", torch.int8)
+    with pytest.raises(ModelError, match="down_proj is stored as I8"):
+        load_base(str(folder))
+    monkeypatch.setattr(loading, "try_to_load_from_cache", lambda name, file: str(folder / file))
+    model = tiny_model("gpt_oss")
+    with pytest.raises(ModelError, match="down_proj is stored as I8"):
+        loading._check_no_integers(model, "me/toy")
+
+
+def test_integers_in_a_file_that_is_not_loaded_are_let_be(llama_folder: Path) -> None:
+    save_file({"x.weight": torch.ones(3, dtype=torch.int8)}, llama_folder / "other.safetensors", {"format": "pt"})
+    load_base(str(llama_folder))
 
 
 def test_weights_of_the_largest_size_that_is_allowed_give_finite_squares() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,3 +100,13 @@ def test_no_model_and_a_chat_are_refused(long_llama_folder: Path, tmp_path: Path
     for specs, how in (([], HOW), ([ModelSpec("a", str(long_llama_folder))], MeasureSettings(chat=True))):
         with pytest.raises(DataError, match=r"expected at least one LABEL=MODEL to ask, and no chat"):
             compare_knowledge(specs, FACTS, how, tmp_path / "out")
+
+
+def test_questions_about_training_facts_of_a_model_are_counted(long_llama_folder: Path, tmp_path: Path) -> None:
+    tuned = tmp_path / "tuned"
+    shutil.copytree(long_llama_folder, tuned)
+    (tuned / "attnbalance.json").write_text(json.dumps({"kind": "finetune"}))
+    (tuned / "train.jsonl").write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in list(FACTS)[:3]))
+    specs = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(tuned))]
+    answer = compare_knowledge(specs, FACTS, HOW, tmp_path / "out")
+    assert f" b was finetuned on the facts of 3 of these {len(FACTS)}" in answer

@@ -105,8 +105,8 @@ class GradientRules:
             raise DataError(f"`gradient_rank` must be a whole number >= 1, got {rank}")
         if rank is not None and rank >= (highest := _highest_rank(model)):
             raise DataError(
-                f"`gradient_rank` must be below {highest}, the highest rank of a trained matrix, got {rank}; for no "
-                "limit leave it out"
+                f"`gradient_rank` {rank} limits no gradient: the highest rank of a trained matrix is {highest}; lower "
+                "it, or leave it out"
             )
         self.rank, self.model = rank, model
         self.anchor, self.projects = objective.weight(WEIGHT_ANCHOR), objective.weight(PROJECT) > 0
