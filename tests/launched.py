@@ -1,4 +1,4 @@
-"""A small training in one process or several: `launched.py OUT OBJECTIVE [fsdp|watch]` writes its weights to OUT."""
+"""A small training in processes: `launched.py OUT OBJECTIVE [fsdp|watch|evaluated]` writes its weights to OUT."""
 
 from __future__ import annotations
 
@@ -51,8 +51,15 @@ def main(out: str, objective: str, kind: str = "") -> None:
         PartialState(cpu=True)._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     model = tiny_model("llama")
     trainer = ObjectiveTrainer(
-        model=model, args=arguments, train_dataset=data, processing_class=tokenizer, objective=objective
+        model=model,
+        args=arguments,
+        train_dataset=data,
+        eval_dataset=data if kind == "evaluated" else None,
+        processing_class=tokenizer,
+        objective=objective,
     )
+    if kind == "evaluated":
+        trainer.evaluate()
     if kind == "watch":
         trainer.add_callback(Watch(FactSet(FACTS), trainer, every=1))
     trainer.train()

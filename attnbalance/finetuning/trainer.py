@@ -43,6 +43,7 @@ from attnbalance.finetuning.trainer_checks import (
     check_loss,
     check_metrics,
     check_ways_of_training,
+    check_wrapped,
     crosses_threshold,
     hooked_for,
     own_loss,
@@ -193,17 +194,14 @@ class ObjectiveMixin(_Base):
         return batches, items
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The objective's loss; with `return_outputs`, in evaluation, also what is watched of every example.
 
         The model is wrapped as the trainer trains it; `inputs` is a batch of `collate`; `num_items_in_batch` is passed
         on where the trainer's own class computes the loss.
         """
+        check_wrapped(self.accelerator, model)
         extra = {name: value for name, value in inputs.items() if name.startswith(EXTRA)}
         inputs = {name: value for name, value in inputs.items() if name not in extra}
         watching = return_outputs and not model.training and isinstance(self.compute_metrics, WatchedMeans)

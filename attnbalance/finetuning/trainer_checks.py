@@ -6,8 +6,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     DataCollatorForSeq2Seq,
     DataCollatorWithPadding,
@@ -148,6 +151,21 @@ def check_ways_of_training(
     if trainer.model_init is not None and (rules or reads or not objective.plain):
         raise ModelError(
             "an objective, and evaluations that watch attention, need one model: pass model=, not model_init="
+        )
+
+
+def check_wrapped(accelerator: Accelerator, model: Module) -> None:
+    """Raise `ModelError` for training in several processes whose gradients nothing averages.
+
+    That is so in transformers' trainers if `evaluate` is called before `train`: the model then stays without
+    DistributedDataParallel, and each process trains on its own.
+    """
+    several = accelerator.num_processes > 1 and accelerator.distributed_type.value.startswith("MULTI_")
+    wrapped = isinstance(getattr(model, "_orig_mod", model), DistributedDataParallel)
+    if several and model.training and torch.is_grad_enabled() and not wrapped:
+        raise ModelError(
+            "the model was evaluated before it was trained, so that transformers trains it without averaging gradients "
+            "over processes; call train() first, or evaluate with a trainer of its own"
         )
 
 

@@ -46,6 +46,14 @@ def test_two_processes_do_what_one_does(tmp_path, objective, kind):
     assert_close(load_file(tmp_path / "one"), load_file(tmp_path / "two"))
 
 
+@pytest.mark.parametrize("objective", ["ce", "floor(0.9)"])
+def test_training_in_two_processes_after_an_evaluation_is_refused(tmp_path, objective, capfd):
+    """Transformers' own trainer goes on, each process by itself."""
+    with pytest.raises(subprocess.CalledProcessError):
+        run_in_two_processes(Path(__file__).parents[1] / "launched.py", tmp_path / "two", objective, "evaluated")
+    assert "without averaging gradients over processes" in capfd.readouterr().err
+
+
 def test_cross_entropy_beside_another_term_is_the_trainers_own(tmp_path):
     own = trained(tmp_path, "ce")
     with_others = trained(tmp_path, "ce + 1e-6*floor(0.01)")
