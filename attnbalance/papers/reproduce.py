@@ -97,11 +97,13 @@ def reproduce(
         refused: dict[str, AttnBalanceError] = {
             figure.name: DataError(sources.missing(figure.needs)) for figure in chosen if figure.name not in work
         }
-        _check_some(chosen, refused)
+        if len(refused) == len(chosen):
+            raise DataError(_listed(refused))
         asked = {figure.name: work[figure.name] for figure in chosen if figure.name in work}
         refuse_others(_distinct(asked), out)
         refused |= _run(asked, out, workers, slice(index, None, count), progress)
-        _check_some(chosen, refused)
+        if len(refused) == len(chosen):
+            raise joined(refused)
         done, left = {}, dict[str, str]()
         for name, cells in work.items():
             missing = sum(not saved_cell(out, cell) for cell in cells)
@@ -180,14 +182,14 @@ def _distinct(work: Mapping[str, Sequence[Cell]]) -> dict[str, Cell]:
     return {cell.name: cell for cells in work.values() for cell in cells}
 
 
-def _check_some(chosen: Sequence[PaperFigure], refused: Mapping[str, AttnBalanceError]) -> None:
-    """Raise the reason, or the reasons, if every chosen figure is refused."""
-    if len(refused) < len(chosen):
-        return
+def joined(refused: Mapping[str, AttnBalanceError]) -> AttnBalanceError:
+    """One error for figures that cannot be run: theirs if they have the same, else all of them by name."""
     first, *others = refused.values()
-    if all(str(error) == str(first) for error in others):
-        raise first
-    raise DataError("; ".join(f"{name}: {error}" for name, error in refused.items()))
+    return first if all(str(error) == str(first) for error in others) else DataError(_listed(refused))
+
+
+def _listed(refused: Mapping[str, AttnBalanceError]) -> str:
+    return "; ".join(f"{name}: {error}" for name, error in refused.items())
 
 
 def _run(

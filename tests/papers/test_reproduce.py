@@ -23,7 +23,7 @@ from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.files.work import locked
 from attnbalance.papers import reproduce as reproduction
 from attnbalance.papers.figure import Cell, Claim, Panel, PaperFigure, Series, by_seed
-from attnbalance.papers.reproduce import figures, reproduce
+from attnbalance.papers.reproduce import figures, joined, reproduce
 from attnbalance.papers.sources import Sources
 from attnbalance.statistics.intervals import seed_interval
 
@@ -254,6 +254,12 @@ def test_the_page_holds_every_claim_and_escapes_what_it_is_told(tmp_path: Path) 
     assert 'src="http' not in page
     assert 'href="http' not in page
     assert "<script" not in page
+
+
+def test_figures_that_cannot_be_run_for_other_reasons_are_all_named() -> None:
+    error, other = ModelError("no such model"), OutputError("disk full")
+    assert joined({"first": error, "second": ModelError("no such model")}) is error
+    assert str(joined({"first": error, "second": other})) == "first: no such model; second: disk full"
 
 
 def test_a_figure_whose_facts_cannot_be_had_raises_alone_and_is_told_among_others(tmp_path: Path) -> None:
