@@ -172,10 +172,12 @@ def _check_no_integers(model: PreTrainedModel, path: str) -> None:
     """Refuse integer weights that no quantisation explains; of a model from the Hub, in its files in the cache."""
     if getattr(model, "hf_quantizer", None) is not None:
         return
-    cached = path if Path(path).is_dir() else try_to_load_from_cache(path, "config.json")
-    folder = Path(path) if cached == path else Path(cached).parent if isinstance(cached, str) else None
-    if folder is None:
-        return
+    folder = Path(path)
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(path, "config.json")
+        if not isinstance(cached, str):
+            return
+        folder = Path(cached).parent
     parameters = {name for name, _ in model.named_parameters()}
     index = read_json(folder / "model.safetensors.index.json").get("weight_map", {})
     for file in sorted(set(index.values())) or ["model.safetensors"]:

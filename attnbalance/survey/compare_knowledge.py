@@ -67,9 +67,9 @@ def compare_knowledge(
             measured = {
                 spec.label: _ask(spec, prompts, settings, work / f"model {i}", progress) for i, spec in enumerate(specs)
             }
-            seen = caveats(specs, prompts)
             said = [*(answer(*pair) for pair in measured.items()), *changes.sentences(measured)]
-            words = " ".join([*said, *([f"{seen}."] if seen else [])])
+            caveat = caveats(specs, prompts)
+            words = " ".join([*said, f"{caveat}."] if caveat else said)
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:
                 _write(measured, folder)
