@@ -40,7 +40,7 @@ def first_line(output: str) -> str:
 
 def visible(text: str) -> str:
     """The text without characters that only format it; what joins two signs to one stays."""
-    shown = [character for character in text if character == JOINER or not _only_formats(character)]
+    shown = re.sub(f"{JOINER}+", JOINER, "".join(c for c in text if c == JOINER or not _only_formats(c)))
     return "".join(character for i, character in enumerate(shown) if character != JOINER or _joins(shown, i))
 
 

@@ -237,7 +237,11 @@ def read_from_rows(
         layers: The layers that are read; by default all. They go with the model's own rows alone.
         batch_size: Prompts in a forward pass.
         progress: Whether to show a progress bar.
+
+    Raises `DataError` for `layers` with `rows`, and what `read_attention` raises.
     """
+    if rows is not None and layers is not None:
+        raise DataError("`layers` choose among the model's own rows; leave them out, or leave out `rows`")
     prompts = PromptSet.of(prompts, model.tokenizer)
     batches = _by_batch(model, prompts.encodings, rows, layers, batch_size, progress)
     read = [{name: reader(batch_rows) for name, reader in readers.items()} for _, batch_rows in batches]

@@ -34,7 +34,8 @@ class Relevance:
 
     Attributes:
         subject: Counterpart of s_rel (Ghosal et al. 2024, Definition 4.3): the gradient of log p(answer) with respect
-            to each subject token's attention probability, averaged over the subject with attention as weights.
+            to each subject token's attention probability, averaged over the subject with attention as weights; 0 where
+            no attention is on it, such as behind a sliding window.
         others: Counterpart of p_rel (Definition 4.4): the same average over all other tokens.
         push: The gradient of log p(answer) with respect to a number added to the scores of all subject tokens:
             m ((1 - m) subject - m' others), with m and m' the attention on the subject and on the others; without

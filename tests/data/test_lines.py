@@ -46,4 +46,5 @@ def test_what_joins_signs_is_kept_and_what_joins_letters_is_not() -> None:
     assert visible("❤\ufe0f\u200d\U0001f525") == "❤\u200d\U0001f525"
     assert visible("می\u200dخواهم\u200d") == "میخواهم"  # noqa: RUF001
     assert visible("\u200d❤\u200d") == "❤"
+    assert visible("\U0001f468\u200d\ufe0f\u200d\U0001f469") == "\U0001f468\u200d\U0001f469"
     assert is_blank("\u200d")

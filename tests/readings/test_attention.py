@@ -26,7 +26,7 @@ from attnbalance.data.batches import pad
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import encode
 from attnbalance.errors import BadRowsError, DataError, ModelError
-from attnbalance.readings.attention import read_subject_attention, rows_of
+from attnbalance.readings.attention import read_from_rows, read_subject_attention, rows_of
 
 TOLERANCE = 1e-5  # the issue's; float32 kernels differ by 1e-6 from batch to batch
 
@@ -305,6 +305,10 @@ def test_entropy_of_rows_made_by_hand() -> None:
         (lambda model: read_attention(model, tiny_prompts(), layers=[True]), r"such as \[0, 1\], got \[True\]"),
         (lambda model: read_attention(model, tiny_prompts(), layers=[7]), "no attention layer 7; it has 0, 1"),
         (lambda model: read_subject_attention(model, tiny_prompts(), layers=[-1]), "no attention layer -1; it has 0"),
+        (
+            lambda model: read_from_rows(model, tiny_prompts(), {}, rows=lambda batch: None, layers=[0]),
+            "`layers` choose among the model's own rows; leave them out",
+        ),
     ],
 )
 def test_bad_arguments_are_named(call, message: str) -> None:

@@ -20,6 +20,9 @@ DOWNWEIGHT = 0.1
 SCORE = " score"
 """The suffix of the target that holds the score whose rank is the weight."""
 
+EQUAL = 1e-5
+"""Scores that differ by less, relative to the largest, share a rank: rounding moves a score from batch to batch."""
+
 
 def cross_entropy(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     """`ce`: negative log-likelihood of the answer, nats a token; ordinary finetuning.
@@ -51,7 +54,8 @@ def make_weights(term: Term, examples: Sequence[Example], base: BaseModel) -> It
     own = torch.tensor(scores)
     others = torch.stack([example.targets[term.key + SCORE] for example in base.among]) if base.among else own
     ordered = others.sort().values
-    below, up_to = (torch.searchsorted(ordered, own, right=right) for right in (False, True))
+    margin = EQUAL * ordered.abs().max()
+    below, up_to = torch.searchsorted(ordered, own - margin), torch.searchsorted(ordered, own + margin, right=True)
     ranks = (below + up_to) / (2 * len(ordered))  # equal scores count half
     return enumerate({term.key: rank, term.key + SCORE: score} for rank, score in zip(ranks, own, strict=True))
 

@@ -41,6 +41,7 @@ from attnbalance.finetuning.examples import (
     examples_of,
     make_examples,
 )
+from attnbalance.finetuning.objectives import cross_entropy
 from attnbalance.finetuning.objectives.cross_entropy import DOWNWEIGHT
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.objectives.targets import add_targets
@@ -145,6 +146,22 @@ def test_salience_weights_of_other_facts_are_ranks_among_the_training_facts() ->
         assert min(abs(stored - value) for value in ordered) > 1e-4  # far from ties, which rounding would break
         expected = sum(value < stored for value in ordered) / len(ordered)
         assert float(only(weighted, "weighted-ce(salience)")) == pytest.approx(expected)
+
+
+def test_a_score_that_rounding_moves_keeps_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, examples, hooked, _ = stated_by_hand()
+    examples, objective = examples[:4], parse_objective("weighted-ce(salience)")
+
+    def ranks(scores: Sequence[float], among: Sequence[Example] = ()) -> list[Example]:
+        monkeypatch.setattr(cross_entropy, "score_prompts", lambda *_: list(scores))
+        return add_targets(examples[: len(scores)], objective, hooked, among=among)
+
+    trained = ranks([3.0, -1.0, 2.0, 2.0])
+    weights = [float(only(example, "weighted-ce(salience)")) for example in trained]
+    assert weights == pytest.approx([7 / 8, 1 / 8, 1 / 2, 1 / 2])  # two equal scores share the ranks 3/8 and 5/8
+    for error in (-1e-6, 1e-6):  # float32 in another batch
+        moved = ranks([score + error for score in (3.0, -1.0, 2.0, 2.0)], trained)
+        assert [float(only(example, "weighted-ce(salience)")) for example in moved] == pytest.approx(weights)
 
 
 @pytest.mark.parametrize("native", [False, True])
