@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from sys import intern
 
 from transformers import PreTrainedTokenizerBase
 
@@ -54,6 +55,7 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
     """
     encodings, bad = dict[int, Encoding](), []
     decoded = cache(lambda token: str(tokenizer.decode([token])))
+    held = cache(int)  # each token id is held once, as are its characters
     for special in (False, True):
         chosen = [i for i, prompt in enumerate(prompts) if prompt.has_special_tokens == special]
         tokenized = _tokenize([prompts[i].text for i in chosen], tokenizer, add_special_tokens=not special)
@@ -63,7 +65,7 @@ def encode(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> lis
             wrong = [_mismatch(prompts[i].part(role), [ids[j] for j in spans[role]], tokenizer) for role in spans]
             bad += [(i, problem) for problem in wrong if problem][:1]
             shown = _shown(prompts[i].text, ids, offsets, decoded)
-            encodings[i] = Encoding(prompts[i], tuple(ids), shown, spans)
+            encodings[i] = Encoding(prompts[i], tuple(map(held, ids)), shown, spans)
     if bad:
         raise BadRowsError(
             "prompts have a span that their tokens do not hold",
@@ -258,7 +260,8 @@ def _shown(text: str, ids: list[int], offsets: list[CharSpan], decoded: Callable
     for token, (start, end) in zip(ids, offsets, strict=True):
         begin = last if text[last:start].isspace() else start
         claimed = not decoded(token).strip() and bool(text[begin:end].strip())
-        shown.append(" " if claimed else text[begin:end] or decoded(token))
+        characters = " " if claimed else text[begin:end] or decoded(token)
+        shown.append(intern(characters))
         last = max(last, end)
     return tuple(shown)
 

@@ -262,6 +262,14 @@ def test_prompts_are_tokenized_in_order_however_many_at_once(monkeypatch: pytest
     assert [e.prompt for e in encoded] == list(prompts)
 
 
+def test_equal_tokens_of_prompts_are_held_once() -> None:
+    encoded = encode(make_prompts(FACTS), tiny_tokenizer())
+    ids, texts = ([value for e in encoded for value in getattr(e, name)] for name in ("ids", "tokens"))
+    assert max(ids) > 256  # Python itself holds smaller numbers once
+    for values in (ids, texts):
+        assert len(set(map(id, values))) == len(set(values)) < len(values)
+
+
 @pytest.mark.parametrize("unknown", [True, False])
 def test_prompts_whose_answers_cannot_be_written_are_warned_of_once(unknown: bool) -> None:
     tokenizer, lodz = without_bytes(unknown), "\u0141\u00f3d\u017a"
