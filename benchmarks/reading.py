@@ -9,6 +9,7 @@ whole maps grow with its square; and a prefix pays from the number of saved toke
     row and logits  a pass with our attention function, as training needs it
     plain           our reading with nothing shared between prompts
     ours            our reading
+    ours, half      our reading of the first half of the layers
     eager           model(**batch, output_attentions=True) with Hugging Face's eager attention
     TL patterns     run_with_cache of TransformerLens, patterns only
     TL all          run_with_cache of TransformerLens, everything
@@ -17,7 +18,8 @@ Workloads: questions (zero-shot), the same after answered ones (few-shot), in mi
 of others get batches in that order, ours make their own of the same size. "break-even" has groups of prompts that save
 few tokens, read after their prefix or whole, whatever pays. Seconds are CPU time of the process (on
 one thread that of a clock on an idle machine), medians over rounds in which all ways take turns; ratios are medians of
-the rounds' own. Kept is the attention (of "TL all": everything) that a way keeps for its caller. Rows must be equal.
+the rounds' own. Kept is the attention (of "TL all": everything) that a way keeps for its caller; peak is the memory
+that a process of its own takes above what it had when the way began (Linux). Rows must be equal.
 
     OMP_NUM_THREADS=1 python benchmarks/reading.py [--facts popqa:popQA.tsv] [--model FOLDER] [--json FILE]
 """
@@ -26,9 +28,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import ctypes
 import itertools
 import json
+import multiprocessing
 import random
+import resource
 import statistics
 import time
 import warnings
@@ -106,6 +111,7 @@ def ways_of(model: HookedModel, bridge: Any, workload: Workload) -> dict[str, Wa
     base: Any = base_of(model.model)
     encodings, size = workload.encodings, workload.batch_size
     batches = [pad(encodings[i : i + size], model.pad_id) for i in range(0, len(encodings), size)]
+    half = model.layers[: len(model.layers) // 2]
     inputs = [{"input_ids": b.input_ids, "attention_mask": b.attention_mask.long()} for b in batches]
 
     def each(implementation: str, run: Callable[[dict[str, Tensor]], Sequence[Tensor]]) -> Way:
@@ -132,6 +138,9 @@ def ways_of(model: HookedModel, bridge: Any, workload: Workload) -> dict[str, Wa
         "row and logits": ours(lambda: [forward_rows(base, batch, "sdpa")[0] for batch in batches]),
         "plain": ours(lambda: [batch.unpadded(model.rows(batch)) for _, batch in model.batches(encodings, size)]),
         "ours": ours(lambda: [batch.unpadded(rows) for _, batch, rows in rows_by_batch(model, encodings, size)]),
+        "ours, half": ours(
+            lambda: [batch.unpadded(rows) for _, batch, rows in rows_by_batch(model, encodings, size, layers=half)]
+        ),
         "eager": each("eager", lambda batch: base(**batch, output_attentions=True).attentions),
         "TL patterns": each(
             "sdpa", lambda batch: cached(batch, names_filter=lambda name: name.endswith("attn.hook_pattern"))
@@ -151,8 +160,25 @@ def check_equal(model: HookedModel, workload: Workload, eager: Any) -> None:
             torch.testing.assert_close(row[..., : ids.shape[1]], expected, atol=TOLERANCE, rtol=0)
 
 
+def peak_mib(way: Way) -> float:
+    """The peak memory of a way in a process of its own, above what that had when it began."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def run() -> None:
+        ctypes.CDLL(None).malloc_trim(0)  # so that freed memory is not used again uncounted
+        before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+        way()
+        theirs.send(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    return ours.recv() / MIB
+
+
 def measure(ways: dict[str, Way], rounds: int) -> dict[str, dict[str, Any]]:
-    """Seconds in each round, after one that warms up, and MiB kept."""
+    """Seconds in each round, after one that warms up, MiB kept, and peak MiB."""
+    peaks = {name: peak_mib(way) for name, way in ways.items()}
     seconds, kept = {name: list[float]() for name in ways}, dict[str, float]()
     for round_ in range(rounds + 1):
         for name, way in ways.items():
@@ -162,7 +188,7 @@ def measure(ways: dict[str, Way], rounds: int) -> dict[str, dict[str, Any]]:
                 seconds[name].append(time.process_time() - start)
             kept[name] = sum(tensor.numel() * tensor.element_size() for tensor in tensors) / MIB
             del tensors
-    return {name: {"seconds": seconds[name], "kept_mib": kept[name]} for name in ways}
+    return {name: {"seconds": seconds[name], "kept_mib": kept[name], "peak_mib": peaks[name]} for name in ways}
 
 
 def break_even(model: HookedModel, rounds: int) -> list[dict[str, Any]]:
@@ -206,13 +232,20 @@ def show(workload: Workload, times: dict[str, dict[str, Any]]) -> dict[str, Any]
     groups = [(shared, len(group)) for shared, group in groups_by_prefix([e.ids for e in workload.encodings], worth)]
     about = f"{len(lengths)} prompts of {min(lengths)} to {max(lengths)} tokens (mean {statistics.fmean(lengths):.0f})"
     print(f"\n{workload.name}: {about}, batches of {workload.batch_size}; prefixes (tokens, prompts) {groups}")
-    print(f"{'way':>14} {'median s':>9} {'to backbone [quartiles]':>24} {'to model [quartiles]':>24} {'kept MiB':>9}")
+    print(
+        f"{'way':>14} {'median s':>9} {'to backbone [quartiles]':>24} {'to model [quartiles]':>24} {'kept MiB':>9} "
+        f"{'peak MiB':>9}"
+    )
     rows = dict[str, Any]()
     for name, measured in times.items():
         ratios = {to: ratio(times, name, to) for to in ("backbone", "model")}
         columns = [f"{middle:.2f} [{low:.2f}, {high:.2f}]" for low, middle, high in ratios.values()]
         median = statistics.median(measured["seconds"])
-        print(f"{name:>14} {median:>9.3f} {columns[0]:>24} {columns[1]:>24} {measured['kept_mib']:>9.2f}", flush=True)
+        print(
+            f"{name:>14} {median:>9.3f} {columns[0]:>24} {columns[1]:>24} {measured['kept_mib']:>9.2f} "
+            f"{measured['peak_mib']:>9.1f}",
+            flush=True,
+        )
         rows[name] = measured | {f"to_{to}": value for to, value in ratios.items()}
     return {"workload": workload.name, "lengths": lengths, "batch_size": workload.batch_size, "ways": rows}
 
