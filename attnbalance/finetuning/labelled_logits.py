@@ -14,7 +14,8 @@ from transformers import DynamicCache, PreTrainedModel
 from attnbalance.data.batches import batches
 from attnbalance.errors import BadRowsError, ModelError
 from attnbalance.finetuning.examples import IGNORED, INPUTS, Example, collate
-from attnbalance.models.forward import base_of, check_vocabulary, evaluating
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.prefix_cache import copies
 from attnbalance.models.shared_prefixes import with_prefixes

@@ -16,7 +16,8 @@ from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge_weights import Weights, weights_of
 from attnbalance.models.build_bridge import build_bridge, fold_residual_multiplier, refusing
-from attnbalance.models.forward import base_of, device_of, evaluating, position_limit, uncapped
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import base_of, device_of, position_limit, uncapped
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.length_thresholds import length_thresholds
 from attnbalance.models.merge_adapters import merged

@@ -285,15 +285,3 @@ def editing(base: PreTrainedModel, row_edit: Callable[[int, Tensor], Tensor]) ->
         base.base_model.register_forward_pre_hook(add, with_kwargs=True),
     ):
         yield
-
-
-@contextmanager
-def evaluating(model: Module) -> Iterator[None]:
-    """The model in evaluation mode (no dropout), and back in its own mode afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:  # each by itself: parts that were frozen in evaluation mode stay in it
-            module.training = True

@@ -14,7 +14,8 @@ from attnbalance.data.batches import PromptBatch, check_lengths
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError, ModelError
-from attnbalance.models.forward import base_of, check_vocabulary, evaluating
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, HeadEdit, edited
 from attnbalance.models.shared_prefixes import read_on, with_prefixes

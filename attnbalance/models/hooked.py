@@ -19,11 +19,11 @@ from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.adapter_kinds import unreadable
+from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import (
     base_of,
     check_vocabulary,
     device_of,
-    evaluating,
     forward_rows,
     position_limit,
     rows_alone,

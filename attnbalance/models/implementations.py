@@ -1,4 +1,4 @@
-"""A model that is read while it is trained: attention, forward pass and random numbers are set back afterwards."""
+"""A model that is read while it is trained: its attention and all random numbers are set back afterwards."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ class BorrowedModel:
     def lent(self) -> Iterator[HookedModel]:
         """The model to be read. Afterwards training goes on as if it had not been.
 
-        Its attention implementation and its forward pass are set back, and so are all random numbers. Inside, it
-        computes in its weights' own dtype: the forward pass is without the autocast that accelerate puts around it, so
-        that a checkpoint loaded from disk gives the same numbers.
+        Its attention implementation is set back, and so are all random numbers. What is read of it is computed in its
+        weights' own dtype (see `evaluating`).
         """
         with _as_it_was(self.hooked.model):
             _set(self.implementations)
@@ -50,9 +49,9 @@ def borrow(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Borr
 
 @contextmanager
 def _as_it_was(model: Module) -> Iterator[None]:
-    """Sets back, after the block, the model's attention implementation and forward pass, and all random numbers."""
+    """Sets back, after the block, the model's attention implementation and all random numbers."""
     own = _implementations(model)
-    with _random_numbers_kept(base_of(model).device), _without_autocast(model):
+    with _random_numbers_kept(base_of(model).device):
         try:
             yield
         finally:
@@ -82,17 +81,3 @@ def _implementations(model: Module) -> Implementations:
 def _set(implementations: Implementations) -> None:
     for config, implementation in implementations:  # an outer one also sets those inside it, which come after it
         config._attn_implementation = implementation
-
-
-@contextmanager
-def _without_autocast(model: Module) -> Iterator[None]:
-    """The model with the forward pass that it had before `Accelerator.prepare` put autocast around it."""
-    wrapped, original = vars(model).get("forward"), vars(model).get("_original_forward")
-    if original is None:
-        yield
-        return
-    model.forward = original
-    try:
-        yield
-    finally:
-        model.forward = wrapped  # pyright: ignore[reportAttributeAccessIssue]

@@ -10,6 +10,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnbalance.errors import ModelError
+from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
 
@@ -23,7 +24,8 @@ def merged(model: HookedModel) -> Module:
     """
     _check_tied(model)
     try:
-        twin: Any = copy.deepcopy(model.model)
+        with evaluating(model.model):
+            twin: Any = copy.deepcopy(model.model)
         if not hasattr(twin, "merge_and_unload"):
             return _without_own_adapters(twin)
         if _settled(twin):

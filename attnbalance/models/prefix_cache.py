@@ -16,7 +16,8 @@ from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.models.eager_reference import TOLERANCE
-from attnbalance.models.forward import base_of, device_of, evaluating, forward_rows, taken
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import base_of, device_of, forward_rows, taken
 
 PREFIX, LENGTHS = 5, (12, 7)
 """Tokens of the prefix and of the two whole prompts that prove a model; the shorter one is padded."""

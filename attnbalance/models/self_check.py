@@ -18,6 +18,7 @@ from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import ModelError
 from attnbalance.models.eager_reference import TOLERANCE, Reference, check_rows, eager_reference
+from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import (
     NoRowsError,
     attention_layers,
@@ -25,7 +26,6 @@ from attnbalance.models.forward import (
     depth_of,
     device_of,
     editing,
-    evaluating,
     forward_rows,
     position_limit,
 )

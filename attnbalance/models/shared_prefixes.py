@@ -16,7 +16,8 @@ from transformers import DynamicCache
 
 from attnbalance.data.batches import PromptBatch, check_lengths
 from attnbalance.data.tokens import Encoding
-from attnbalance.models.forward import base_of, check_vocabulary, evaluating
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.prefix_cache import copies, read_prefix
 from attnbalance.progress import progress_bar

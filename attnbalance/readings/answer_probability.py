@@ -13,7 +13,8 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import in_order
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.models.forward import base_of, check_vocabulary, evaluating, inputs_of
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import base_of, check_vocabulary, inputs_of
 from attnbalance.models.hooked import HookedModel
 
 

@@ -15,7 +15,8 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import PromptBatch
 from attnbalance.errors import ModelError
 from attnbalance.models.config_changes import changed_settings
-from attnbalance.models.forward import base_of, evaluating, forward_uncapped
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import base_of, forward_uncapped
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.hybrids import Hybrids, hybrids_of
 from attnbalance.models.interventions import edited, rows_of

@@ -13,7 +13,8 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import batches, in_order
 from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import DataError
-from attnbalance.models.forward import check_vocabulary, evaluating
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import check_vocabulary
 from attnbalance.models.hooked import HookedModel
 
 

@@ -16,7 +16,8 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError
-from attnbalance.models.forward import check_vocabulary, evaluating, forward_rows
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import check_vocabulary, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import edited
 from attnbalance.readings.answer_tokens import distinguishing_tokens

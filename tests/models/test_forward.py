@@ -15,7 +15,6 @@ from attnbalance.models.forward import (
     attention_layers,
     base_of,
     check_vocabulary,
-    evaluating,
     forward_rows,
     position_limit,
 )
@@ -45,15 +44,6 @@ def test_a_model_in_a_peft_model_is_found_and_anything_else_refused() -> None:
     assert base_of(model) is model
     with pytest.raises(ModelError, match="expected a transformers model .*, got Linear"):
         base_of(torch.nn.Linear(2, 2))
-
-
-def test_evaluating_gives_every_part_its_mode_back_even_after_an_error() -> None:
-    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout()).train()
-    model[1].eval()
-    with pytest.raises(ZeroDivisionError), evaluating(model):
-        assert not any(module.training for module in model.modules())
-        raise ZeroDivisionError
-    assert [module.training for module in model.modules()] == [True, True, False]
 
 
 def test_only_a_limit_that_stands_in_the_configuration_counts() -> None:

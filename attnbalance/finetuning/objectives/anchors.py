@@ -13,7 +13,8 @@ from attnbalance.finetuning.examples import INPUTS, POSITIONS, Example
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 from attnbalance.finetuning.objectives.objective import CHOICES, SUBJECT_ROWS, Needs, Targets, Term, TermKind
-from attnbalance.models.forward import evaluating, states_of_output
+from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import states_of_output
 from attnbalance.readings.attention import read_attention
 
 BATCHES = 16

@@ -1,0 +1,29 @@
+"""A model in evaluation mode and in its weights' own precision, however a trainer left it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch.nn import Module
+
+
+@contextmanager
+def evaluating(model: Module) -> Iterator[None]:
+    """The model in evaluation mode (no dropout) and without a trainer's autocast; back as it was afterwards.
+
+    Training with `bf16=True` leaves accelerate's autocast around the forward pass of a model of float32 weights. What
+    is measured is what a checkpoint loaded from disk would give.
+    """
+    training = [module for module in model.modules() if module.training]
+    wrapped, original = vars(model).get("forward"), vars(model).get("_original_forward")
+    model.eval()
+    if original is not None:
+        model.forward = original
+    try:
+        yield
+    finally:
+        if original is not None:
+            model.forward = wrapped  # pyright: ignore[reportAttributeAccessIssue]
+        for module in training:  # each by itself: parts that were frozen in evaluation mode stay in it
+            module.training = True

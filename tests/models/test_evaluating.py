@@ -1,0 +1,83 @@
+"""A model as it is read: in evaluation mode, and without the autocast that training leaves around it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from tiny import FACTS, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
+
+from attnbalance import HookedModel, load_model, recall
+from attnbalance.data.prompts import make_prompts
+from attnbalance.models.bridge import bridge_of
+from attnbalance.models.evaluating import evaluating
+from attnbalance.readings.answer_probability import read_answer_probability
+from attnbalance.readings.answer_tokens import make_answer_tokens
+from attnbalance.readings.attention import read_subject_attention
+from attnbalance.readings.direct_attribution import read_direct_attribution
+from attnbalance.readings.drift import read_drift
+from attnbalance.readings.relevance import read_relevance
+from attnbalance.readings.value_weighted import read_value_weighted_attention
+
+RIVALS = make_prompts([replace(fact, relation="made") for fact in FACTS])
+READINGS = {
+    "rows": lambda model, alone: read_subject_attention(model, tiny_prompts()).values,
+    "answers": lambda model, alone: torch.tensor([list(map(ord, text)) for text in outputs(model)]),
+    "probability": lambda model, alone: read_answer_probability(model, tiny_prompts()),
+    "relevance": lambda model, alone: read_relevance(model, tiny_prompts()).push.values,
+    "value-weighted": lambda model, alone: read_value_weighted_attention(bridge_of(model), tiny_prompts()).values,
+    "attribution": lambda model, alone: (
+        read_direct_attribution(bridge_of(model), make_answer_tokens(RIVALS, model.tokenizer)).value_salience().values
+    ),
+    "drift": lambda model, alone: read_drift(model, alone, ["Ada went to Rome.", "So did Bo."]),
+}
+
+
+def outputs(model: HookedModel) -> list[str]:
+    return [text.ljust(40)[:40] for text in recall(model, tiny_prompts()).outputs]
+
+
+def test_evaluating_gives_every_part_its_mode_back_even_after_an_error() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout()).train()
+    model[1].eval()
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        assert not any(module.training for module in model.modules())
+        raise ZeroDivisionError
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
+@pytest.fixture(scope="module", params=["plain", "lora"])
+def trained(request: pytest.FixtureRequest) -> tuple[HookedModel, HookedModel]:
+    """A model as training in bfloat16 leaves it, hooked before; and a copy that was never trained."""
+    model = tiny_model("llama")
+    model = tiny_lora(model, ["q_proj", "v_proj"]) if request.param == "lora" else model
+    alone, hooked = (load_model(each, tokenizer=tiny_tokenizer()) for each in (copy.deepcopy(model), model))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AcceleratorState, "_shared_state", {})  # trainers of other tests may have set it, to float32
+        Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert not torch.equal(hooked.model(ids).logits, alone.model(ids).logits)  # bfloat16 outside of readings
+    return hooked, alone
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_after_training_in_bfloat16_a_model_is_read_in_its_weights_precision(trained, name: str) -> None:
+    hooked, alone = trained
+    wrapped = hooked.model.forward
+    assert torch.equal(READINGS[name](hooked, alone), READINGS[name](alone, alone))
+    assert hooked.model.forward is wrapped
+
+
+def test_after_training_in_bfloat16_a_model_can_be_loaded() -> None:
+    model = tiny_model("llama")
+    alone = load_model(copy.deepcopy(model), tokenizer=tiny_tokenizer())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AcceleratorState, "_shared_state", {})
+        Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    rows = [READINGS["rows"](each, alone) for each in (load_model(model, tokenizer=tiny_tokenizer()), alone)]
+    assert torch.equal(*rows)
