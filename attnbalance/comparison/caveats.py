@@ -1,8 +1,8 @@
-"""What a reader must know before trusting a headline: questions about training facts, and few subjects."""
+"""What a reader must know before trusting a headline: training facts asked, few subjects, models of two dtypes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnbalance.comparison.specs import ModelSpec
@@ -18,9 +18,26 @@ SUBJECTS = 20
 """Least number of subjects whose intervals are trusted (see `benchmarks/intervals.py`)."""
 
 
-def caveats(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> str:
-    """The caveats at a headline's end: see `seen_in_training` and `few_subjects`; empty if there are none."""
-    return "; ".join(part for part in (seen_in_training(specs, prompts), few_subjects(prompts)) if part)
+def caveats(specs: Sequence[ModelSpec], prompts: Sequence[Prompt], dtypes: Mapping[str, str]) -> str:
+    """The caveats at a headline's end; empty if there are none.
+
+    See `seen_in_training`, `few_subjects` and `unlike_dtypes`, which takes the dtype of each model by its label.
+    """
+    parts = (seen_in_training(specs, prompts), few_subjects(prompts), unlike_dtypes(dtypes))
+    return "; ".join(part for part in parts if part)
+
+
+def unlike_dtypes(dtypes: Mapping[str, str]) -> str:
+    """That models were read in different dtypes, whose rounding differs, in words; empty if all were read in one.
+
+    >>> unlike_dtypes({"base": "bfloat16", "tuned": "float32"})
+    'base was read in bfloat16 and tuned in float32, so small differences may be rounding (use --dtype float32)'
+    """
+    if len(set(dtypes.values())) < 2:
+        return ""
+    (first, dtype), *others = dtypes.items()
+    read = listed([f"{first} was read in {dtype}", *(f"{label} in {dtype}" for label, dtype in others)])
+    return f"{read}, so small differences may be rounding (use --dtype float32)"
 
 
 def few_subjects(prompts: Sequence[Prompt]) -> str:

@@ -65,11 +65,12 @@ def compare(
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs, settings, skip_bad)
         pair = (specs[1].label, specs[0].label) if len(specs) > 1 else None
-        dropped, caveat = {**facts.dropped, **dropped}, caveats(specs, prompts)
+        dropped = {**facts.dropped, **dropped}
         with results.working(shared) as work:
             measured = measure_all(specs, prompts, settings, work, progress=progress, readings=titles, shared=shared)
 
             def write() -> None:
+                caveat = caveats(specs, prompts, {each.label: str(each.source["dtype"]) for each in measured})
                 comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
                 refuse_changed(results.config, specs, settings)
                 with results.writing(work, answer=headline(comparison), dropped=dropped) as folder:

@@ -165,7 +165,7 @@ def _measure(
         "model": spec.model,
         "adapter": spec.adapter,
         "type": type(base_of(model.model)).__name__,
-        "dtype": str(base_of(model.model).dtype).removeprefix("torch."),
+        "dtype": model.dtype,
         "kernel": model.kernel,
         "tokens_sha256": _tokens_hash(prompts),
         "subject_tokens": fmean(len(encoding.spans["subject"]) for encoding in prompts.encodings),

@@ -99,7 +99,7 @@ def _explain(
     answer_tokens = _check_pair(first, second, prompts)
     measured = measure_all(specs, prompts, settings, work, progress=progress)
     labels = before, after = specs[0].label, specs[1].label
-    pair, caveat = (after, before), caveats(specs, prompts)
+    pair, caveat = (after, before), caveats(specs, prompts, {before: first.dtype, after: second.dtype})
     comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
     change = read_change(first, second, answer_tokens, batch_size=settings.batch_size, progress=progress)
     ranks = {

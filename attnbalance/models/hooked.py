@@ -65,6 +65,11 @@ class HookedModel:
         return device_of(base_of(self.model))
 
     @property
+    def dtype(self) -> str:
+        """The name of its weights' dtype, such as "bfloat16"."""
+        return str(base_of(self.model).dtype).removeprefix("torch.")
+
+    @property
     def pad_id(self) -> int:
         """The id of padding tokens; any will do, since padding is masked."""
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)

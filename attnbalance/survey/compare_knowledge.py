@@ -64,11 +64,11 @@ def compare_knowledge(
     if not results.is_finished():
         prompts, dropped = _usable(facts, specs, settings, skip_bad)
         with results.working() as work:
-            measured = {
-                spec.label: _ask(spec, prompts, settings, work / f"model {i}", progress) for i, spec in enumerate(specs)
-            }
+            measured, dtypes = dict[str, Knowledge](), dict[str, str]()
+            for i, spec in enumerate(specs):
+                measured[spec.label], dtypes[spec.label] = _ask(spec, prompts, settings, work / f"model {i}", progress)
             said = [*(answer(*pair) for pair in measured.items()), *changes.sentences(measured)]
-            caveat = caveats(specs, prompts)
+            caveat = caveats(specs, prompts, dtypes)
             words = " ".join([*said, f"{caveat}."] if caveat else said)
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:
@@ -102,9 +102,10 @@ def _usable(
 
 def _ask(
     spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings, work: Path, progress: bool
-) -> Knowledge:
-    """What one model knows; the answers of each pass are kept in the folder `work`."""
+) -> tuple[Knowledge, str]:
+    """What one model knows, and its dtype; the answers of each pass are kept in the folder `work`."""
     model = load_spec(spec, settings)
+    dtype = model.dtype
     work.mkdir(exist_ok=True)
     known = knowledge(
         model,
@@ -117,7 +118,7 @@ def _ask(
     )
     del model
     gc.collect()
-    return known
+    return known, dtype
 
 
 def _write(measured: dict[str, Knowledge], folder: Path) -> None:

@@ -73,7 +73,7 @@ def compare_checkpoints(
             measured = measure_all(specs, prompts, settings, work, load=_load, **how)
 
             def write() -> None:
-                caveat = caveats(specs[-1:], prompts)
+                caveat = caveats(specs[-1:], prompts, {})  # all have one dtype
                 comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
                 trajectory = Trajectory(tuple(checkpoints), comparison)
                 refuse_changed(results.config, specs, settings)

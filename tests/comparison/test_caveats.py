@@ -1,4 +1,4 @@
-"""Questions about training facts are counted, and few subjects are called few."""
+"""Questions about training facts are counted, few subjects are called few, and unlike dtypes are named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tiny import FACTS
 
 from attnbalance import FactSet, make_prompts
-from attnbalance.comparison.caveats import caveats, few_subjects, seen_in_training
+from attnbalance.comparison.caveats import caveats, few_subjects, seen_in_training, unlike_dtypes
 from attnbalance.comparison.specs import ModelSpec
 from attnbalance.data.facts import Fact
 
@@ -64,7 +64,17 @@ def test_both_caveats_are_joined(tmp_path: Path) -> None:
     run, prompts = a_run(tmp_path / "run", FACTS[:2]), make_prompts(FactSet(FACTS))
     few = few_subjects(prompts)
     assert few
-    assert caveats([ModelSpec("run", "base", str(run))], prompts) == (
+    assert caveats([ModelSpec("run", "base", str(run))], prompts, {"run": "float32"}) == (
         f"run was finetuned on the facts of 2 of these 9; {few}"
     )
-    assert caveats([ModelSpec("base", "base")], prompts) == few
+    assert caveats([ModelSpec("base", "base")], prompts, {"base": "float32"}) == few
+
+
+def test_models_of_two_dtypes_are_named() -> None:
+    assert unlike_dtypes({"a": "float32", "b": "float32"}) == unlike_dtypes({"a": "bfloat16"}) == ""
+    assert unlike_dtypes({"a": "bfloat16", "b": "float32", "c": "bfloat16"}).startswith(
+        "a was read in bfloat16, b in float32 and c in bfloat16, so small differences may be rounding"
+    )
+    prompts = make_prompts(FactSet(FACTS))
+    said = caveats([ModelSpec("a", "a"), ModelSpec("b", "b")], prompts, {"a": "bfloat16", "b": "float32"})
+    assert said == f"{few_subjects(prompts)}; {unlike_dtypes({'a': 'bfloat16', 'b': 'float32'})}"

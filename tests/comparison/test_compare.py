@@ -168,6 +168,16 @@ def test_a_difference_between_two_tokenizers_is_said_to_be_one(specs: list[Model
     )
 
 
+def test_models_of_two_dtypes_are_said_to_be_of_two(specs: list[ModelSpec], tmp_path: Path) -> None:
+    rounded, facts = tmp_path / "rounded", FactSet(FACTS)
+    AutoModelForCausalLM.from_pretrained(specs[0].model).bfloat16().save_pretrained(rounded)
+    tiny_tokenizer("bos").save_pretrained(rounded)
+    pair = [specs[0], ModelSpec("c", str(rounded))]
+    assert "a was read in float32 and c in bfloat16" in compare(pair, facts, MeasureSettings(), tmp_path / "out")
+    alike = MeasureSettings(dtype="float32")
+    assert "was read in" not in compare(pair, facts, alike, tmp_path / "alike")
+
+
 def test_a_missing_adapter_is_refused_before_another_model_is_measured(specs: list[ModelSpec], tmp_path: Path) -> None:
     absent = ModelSpec("b", specs[1].model, str(tmp_path / "absent"))
     with pytest.raises(ModelError, match="no adapter folder at"):

@@ -77,6 +77,13 @@ def test_questions_about_facts_that_a_model_was_trained_on_are_counted(llama_fol
     assert answer.endswith(" after was finetuned on the facts of 5 of these 24.")
 
 
+def test_checkpoints_of_two_dtypes_are_said_to_be_of_two(llama_folder: Path, tmp_path: Path) -> None:
+    other = changed(llama_folder, tmp_path / "other", ("mlp",))
+    AutoModelForCausalLM.from_pretrained(other).bfloat16().save_pretrained(other)
+    answer = explained(str(llama_folder), other, tmp_path / "out")["answer"]
+    assert "before was read in float32 and after in bfloat16, so small differences may be rounding" in answer
+
+
 def test_a_finished_folder_is_left_as_it_is_and_its_files_are_whole(llama_folder: Path, tmp_path: Path) -> None:
     other, out = changed(llama_folder, tmp_path / "other", ("q_proj",)), tmp_path / "out"
     explained(str(llama_folder), other, out)

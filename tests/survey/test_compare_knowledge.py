@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from base_oracle import SPORTS, TOWNS
+from transformers import AutoModelForCausalLM
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import FactSet
@@ -110,3 +111,12 @@ def test_questions_about_training_facts_of_a_model_are_counted(long_llama_folder
     specs = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(tuned))]
     answer = compare_knowledge(specs, FACTS, HOW, tmp_path / "out")
     assert f" b was finetuned on the facts of 3 of these {len(FACTS)}" in answer
+
+
+def test_models_of_two_dtypes_are_said_to_be_of_two(long_llama_folder: Path, tmp_path: Path) -> None:
+    rounded = tmp_path / "rounded"
+    shutil.copytree(long_llama_folder, rounded)
+    AutoModelForCausalLM.from_pretrained(rounded).bfloat16().save_pretrained(rounded)
+    specs = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(rounded))]
+    answer = compare_knowledge(specs, FACTS, HOW, tmp_path / "out")
+    assert "a was read in float32 and b in bfloat16, so small differences may be rounding" in answer

@@ -19,19 +19,19 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """What a cell of text with a number looks like; Python would also read "1_0" and "nan"."""
 
 
-BAR = re.compile(r"\s*[^\[\s].*\|.*", re.DOTALL)
-"""A cell with a "|" that is no JSON list."""
+BAR = re.compile(r"\s*[^\[\s].*[|;].*", re.DOTALL)
+"""A cell with a "|" or ";" that is no JSON list."""
 
-TUPLE = re.compile(r"""\(\s*(['"]).*\1\s*,?\s*\)""", re.DOTALL)
-"""How pandas writes a tuple of texts into a table."""
+COLLECTION = re.compile(r"""(?:\(|(?:frozenset\()?\{)\s*['"].*['"]\s*,?\s*(?:\)|\}\)?)""", re.DOTALL)
+"""How pandas writes a tuple or a set of texts into a table."""
 
 
 def load_own(path: str | Path) -> FactSet:
     """Facts from a table with one fact in each row, and the columns of `REQUIRED` and, optionally, `OPTIONAL`.
 
-    `answers` is a list, or a string that is one answer or a JSON list of them; a string that holds "|" gives a warning.
-    Subjects, relations and answers are text or whole numbers, which are read as text, without the white space around
-    them. Raises `DataError`, naming the row and the column, for a missing or unknown column and for what `Fact`
+    `answers` is a list, or a string that is one answer or a JSON list of them; a string that holds "|" or ";" gives a
+    warning. Subjects, relations and answers are text or whole numbers, which are read as text, without the white space
+    around them. Raises `DataError`, naming the row and the column, for a missing or unknown column and for what `Fact`
     refuses. Rows with the same subject, relation and question are merged, and counted in `dropped`.
     """
     rows = read_rows(path)
@@ -55,7 +55,7 @@ def load_own(path: str | Path) -> FactSet:
     if joined:
         some = "1 cell of answers holds" if len(joined) == 1 else f"{len(joined)} cells of answers hold"
         warnings.warn(
-            f"{path}: {some} a '|', such as {joined[0]!r}, and one answer each; write several as a JSON list: "
+            f"{path}: {some} a '|' or ';', such as {joined[0]!r}, and one answer each; write several as a JSON list: "
             '["first", "second"]',
             stacklevel=2,
         )
@@ -100,8 +100,8 @@ def answers_of(value: object) -> tuple[str, ...]:
             value = parse_json(value)
         except DataError as error:
             raise DataError(f"answers {value!r} is not a JSON list ({error})") from error
-    if isinstance(value, str) and TUPLE.fullmatch(value.strip()):
-        raise DataError(f"answers must be one answer or a JSON list, got the Python tuple {value!r}")
+    if isinstance(value, str) and COLLECTION.fullmatch(value.strip()):
+        raise DataError(f"answers must be one answer or a JSON list, got the Python collection {value!r}")
     texts = [text_of(answer, "an answer").strip() for answer in (value if isinstance(value, list) else [value])]
     return tuple(dict.fromkeys(texts))
 

@@ -61,14 +61,17 @@ def test_white_space_around_texts_and_numbers_is_left_out(tmp_path: Path) -> Non
 
 def test_answers_in_one_cell_that_are_no_json_list_are_refused_or_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "facts.csv"
-    for cell in ("\"('x', 'y')\"", "\"('x',)\""):
-        path.write_text(f"subject,relation,answers\nA,b,{cell}\n")
-        with pytest.raises(DataError, match="row 1: answers must be one answer or a JSON list, got the Python tuple"):
+    for cell in ("('x', 'y')", "('x',)", "{'x', 'y'}", "{'x'}", "frozenset({'x', 'y'})", "(\"x\", 'y')"):
+        quoted = cell.replace('"', '""')
+        path.write_text(f'subject,relation,answers\nA,b,"{quoted}"\n')
+        with pytest.raises(
+            DataError, match="row 1: answers must be one answer or a JSON list, got the Python collection"
+        ):
             load_own(path)
-    path.write_text("subject,relation,answers\nA,b,x|y\nB,b,(What's the Story) Morning Glory?\n")
-    with pytest.warns(UserWarning, match=r"1 cell of answers holds a '\|', such as 'x\|y', and one answer each"):
+    path.write_text("subject,relation,answers\nA,b,x|y\nC,b,x; y\nB,b,(What's the Story) Morning Glory?\n")
+    with pytest.warns(UserWarning, match=r"2 cells of answers hold a '\|' or ';', such as 'x\|y', and one answer each"):
         facts = load_own(path)
-    assert [fact.answers for fact in facts] == [("x|y",), ("(What's the Story) Morning Glory?",)]
+    assert [fact.answers for fact in facts] == [("x|y",), ("x; y",), ("(What's the Story) Morning Glory?",)]
 
 
 def test_rows_of_one_subject_typed_in_two_ways_are_one_question(tmp_path: Path) -> None:
