@@ -4,7 +4,8 @@ Each family is built tiny and random from its configuration (see `tiny_models`).
 from which attention changes (a window, a chunk, the number of keys that sparse attention keeps, the original length of
 a scaled rotary embedding), the family is read twice: with that length beyond every prompt, and with one that most
 prompts cross. The prompts have 3 to 41 random tokens. Rows and last logits are read in batches padded left, in batches
-padded right, and one prompt at a time. The reference is each prompt alone, in float64 where the family can, without
+padded right, one prompt at a time, and after the cache of the tokens that five of them begin with, in families whose
+caches can be shared. The reference is each prompt alone, in float64 where the family can, without
 mask or position ids: rows of eager attention, logits of the attention that the family has by default. Models in
 bfloat16 are compared with the same rounded weights in float64.
 """
@@ -32,6 +33,8 @@ from attnbalance.families.tiny_models import VOCABULARY, build, families, has_th
 from attnbalance.models.forward import attention_maps, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
+from attnbalance.models.prefix_cache import copies
+from attnbalance.models.shared_prefixes import with_prefixes
 
 EXACT, FALLBACK, REFUSED, WRONG, NOT_BUILT = OUTCOMES = ("exact", "fallback", "refused", "WRONG", "not built")
 """What may come of a family."""
@@ -48,11 +51,15 @@ these random models), and their errors differ; what is wrong everywhere is seen,
 
 LENGTHS = (41, 3, 29, 17, 5, 23, 11, 35)
 
+SHARED = 12
+"""Words with which all longer prompts begin."""
+
 
 def _prompts() -> list[Prompt]:
     """Prompts of random words, each one token of `_word_tokenizer`."""
     generator = torch.Generator().manual_seed(1)
     drawn = [torch.randint(2, VOCABULARY, (length,), generator=generator).tolist() for length in LENGTHS]
+    drawn = [drawn[0][:SHARED] + ids[SHARED:] if len(ids) > SHARED else ids for ids in drawn]
     texts = [" ".join(f"w{i}" for i in ids) for ids in drawn]
     fact = Fact("w", "r", ("w2",))
     return [Prompt(text, {"subject": (0, text.index(" "))}, str(i), fact) for i, text in enumerate(texts)]
@@ -66,7 +73,7 @@ def _word_tokenizer() -> transformers.PreTrainedTokenizerFast:
 
 
 _ByPrompt = dict[int, tuple[torch.Tensor, torch.Tensor]]
-"""Rows [layer, head, position] and last logits of each prompt."""
+"""Rows [layer, head, position] and last logits of each prompt; no logits where they were not computed."""
 
 
 def _reference(model: PreTrainedModel, encodings: list[Encoding]) -> _ByPrompt:
@@ -96,6 +103,19 @@ def _read(model: HookedModel, encodings: list[Encoding], batch_size: int, side: 
     return readings
 
 
+def _read_after_prefix(model: HookedModel, encodings: list[Encoding]) -> _ByPrompt:
+    """The rows, without logits, that are read after the cache of what prompts share."""
+    readings, nothing = _ByPrompt(), torch.empty(0)
+    for prefix, group in with_prefixes(
+        model, [e.ids for e in encodings], lambda shared, prompts: shared * (prompts - 1)
+    ):
+        for indices, batch in model.batches([encodings[i] for i in group], 3, padding_side="right"):
+            rows = model.rows(batch, None if prefix is None else copies(prefix, len(indices)))
+            for i, row, mask in zip(indices, rows, batch.attention_mask, strict=True):
+                readings[group[i]] = row[..., mask != 0], nothing
+    return readings
+
+
 def _difference(ours: _ByPrompt, expected: _ByPrompt) -> tuple[float, float]:
     """The largest difference of a probability, and of a logit relative to the largest one; NaN if there is one."""
     rows = torch.stack([(ours[i][0] - expected[i][0]).abs().max() for i in expected])
@@ -104,7 +124,7 @@ def _difference(ours: _ByPrompt, expected: _ByPrompt) -> tuple[float, float]:
         for i in expected
         if len(ours[i][1])
     ]
-    return float(rows.max()), float(torch.stack(relative).max())
+    return float(rows.max()), float(torch.stack(relative).max()) if relative else 0.0
 
 
 def _best_reference(model: PreTrainedModel, encodings: list[Encoding], times: float) -> tuple[_ByPrompt, float]:
@@ -189,6 +209,8 @@ def check_family(name: str, crossed: bool, dtype: str = "float32") -> FamilyOutc
             kernel = hooked.kernel
             modes = {f"padded {side}": _read(hooked, encodings, 4, side) for side in ("left", "right")}
             modes["alone"] = _read(hooked, encodings, 1, "left")
+            if hooked.shares_prefixes:
+                modes["after a shared prefix"] = _read_after_prefix(hooked, encodings)
         except AttnBalanceError as error:
             return FamilyOutcome(name, crossed, REFUSED, str(error))
         except Exception as error:

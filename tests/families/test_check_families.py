@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 import transformers
+from transformers import DynamicCache
 
 from attnbalance.data.batches import PromptBatch
 from attnbalance.errors import ModelError
@@ -45,7 +46,7 @@ def test_a_sample_in_bfloat16_is_as_near_to_float64_as_eager_attention_is(family
 
 def test_rows_of_another_prompt_are_wrong_in_bfloat16_too(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = HookedModel.rows
-    monkeypatch.setattr(HookedModel, "rows", lambda self, batch: rows(self, batch).flip(-1))
+    monkeypatch.setattr(HookedModel, "rows", lambda self, *given: rows(self, *given).flip(-1))
     assert check_family("llama", False, "bfloat16").kind == "WRONG"
 
 
@@ -73,14 +74,27 @@ def test_the_reference_is_what_transformers_gives_by_itself() -> None:
 def test_rows_that_are_a_hundredth_off_are_wrong(fault: float, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = HookedModel.rows
 
-    def off(self: HookedModel, batch: PromptBatch) -> torch.Tensor:
-        return rows(self, batch) * (fault if len(batch.prompts) > 1 else 1.0)
+    def off(self: HookedModel, batch: PromptBatch, cache: DynamicCache | None = None) -> torch.Tensor:
+        return rows(self, batch, cache) * (fault if len(batch.prompts) > 1 else 1.0)
 
     monkeypatch.setattr(HookedModel, "rows", off)
     outcome = check_family("llama", False)
     assert outcome.kind == "WRONG"
     assert "padded left" in outcome.detail
     assert "alone" not in outcome.detail
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_that_are_off_after_a_shared_prefix_alone_are_wrong(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = HookedModel.rows
+
+    def off(self: HookedModel, batch: PromptBatch, cache: DynamicCache | None = None) -> torch.Tensor:
+        return rows(self, batch, cache).flip(-1) if cache else rows(self, batch)
+
+    monkeypatch.setattr(HookedModel, "rows", off)
+    outcome = check_family("llama", False, dtype)
+    assert outcome.kind == "WRONG"
+    assert outcome.detail.startswith("sdpa: after a shared prefix")
 
 
 def test_a_family_whose_code_fails_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
