@@ -214,6 +214,15 @@ class HookedModel:
             )
 
 
+def check_apart(a: HookedModel, b: HookedModel) -> None:
+    """Raise `ModelError` for two handles on one model object, which both read it as it is now."""
+    if a is not b and base_of(a.model) is base_of(b.model):
+        raise ModelError(
+            f"{a.name} and {b.name} are one model object in memory, so there is nothing to compare: training and "
+            "get_peft_model change it in place; load the first one again, from its path"
+        )
+
+
 READ: WeakSet[PreTrainedModel] = WeakSet()
 """The transformers models that are read: an adapter put into one would change what is read."""
 

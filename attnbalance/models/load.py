@@ -16,6 +16,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import ModelError
 from attnbalance.models.config import load_config
+from attnbalance.models.evaluating import check_bare
 from attnbalance.models.fingerprint import hub_file
 from attnbalance.models.forward import base_of, position_limit
 from attnbalance.models.hooked import READ, HookedModel, hook
@@ -45,7 +46,8 @@ def load_model(
     Arguments:
         model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file, which is
             converted once into a folder beside it, or a model object, which is used in place: its attention
-            implementation is set to ours, which gives the outputs of SDPA.
+            implementation is set to ours, which gives the outputs of SDPA (and, as SDPA, no maps for
+            `output_attentions`), and what trains it or adapts it in place changes what is read.
         tokenizer: by default the model's own; required with a model object. An adapter's folder may hold another one,
             which is not used unless named here; a warning says so.
         adapter: a peft folder or Hub id, loaded on top and left unmerged.
@@ -67,7 +69,7 @@ def load_model(
     else:
         base, loaded = name, model if dtype is None else _in_dtype(model, dtype_of(dtype))
         if adapter is None:
-            _check_bare(model, name)
+            check_bare(model)
         else:
             _check_unused(model, name)
     if adapter is not None:
@@ -156,16 +158,6 @@ def _check_unused(model: Module, name: str) -> None:
     else:
         return
     raise ModelError(f"this {name} object {what}, and an adapter would be put into it in place; {remedy}")
-
-
-def _check_bare(model: Module, name: str) -> None:
-    """Raise `ModelError` for a transformers model into which peft has put adapters, passed without its PeftModel."""
-    injected = isinstance(model, PreTrainedModel) and hasattr(model, "peft_config")
-    if injected and not getattr(model, "_hf_peft_config_loaded", False):
-        raise ModelError(
-            f"adapters were put into this {name} object: pass the PeftModel around it, unload() them, or pass the path "
-            "of the model"
-        )
 
 
 def _in_dtype(model: Module, dtype: torch.dtype) -> Module:

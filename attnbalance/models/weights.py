@@ -15,7 +15,7 @@ from attnbalance.arguments import expects
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.config_changes import changed_settings
 from attnbalance.models.forward import base_of
-from attnbalance.models.hooked import HookedModel
+from attnbalance.models.hooked import HookedModel, check_apart
 from attnbalance.models.merge_adapters import merged, merged_base
 from attnbalance.models.weight_roles import weight_roles
 
@@ -126,8 +126,10 @@ def differ_outside_weights(a: PreTrainedModel, b: PreTrainedModel) -> bool:
 def check_shapes(a: HookedModel, b: HookedModel) -> None:
     """Raise `ModelError` unless two models are of one class, with the same heads and the same parameters.
 
-    Adapters are merged; parameters must have the same names and shapes, and be in memory.
+    Adapters are merged; parameters must have the same names and shapes, and be in memory. Two handles on one model
+    object are refused.
     """
+    check_apart(a, b)
     for model in (a, b):
         if any(parameter.is_meta for parameter in model.model.parameters()):
             raise ModelError(f"{model.name} is not wholly in memory (offloaded); load it on one device")

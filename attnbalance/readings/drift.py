@@ -15,7 +15,7 @@ from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import DataError
 from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import check_vocabulary
-from attnbalance.models.hooked import HookedModel
+from attnbalance.models.hooked import HookedModel, check_apart
 
 
 @torch.no_grad()
@@ -26,8 +26,10 @@ def read_drift(
     """For each text, the mean over its tokens of KL(base || model) between next-token predictions, in nats.
 
     0 if no prediction changed. Texts are cut at the models' positions. Raises `DataError` for no texts, an empty text,
-    models with different tokenizers or numbers of tokens, and a batch size below 1.
+    models with different tokenizers or numbers of tokens, and a batch size below 1; `ModelError` for two handles on one
+    model object.
     """
+    check_apart(model, base)
     if not texts or not all(texts):
         raise DataError(f"drift needs at least one text, and no empty text, got {len(texts)} texts")
     _check_same_tokens(model.tokenizer, base.tokenizer, texts)

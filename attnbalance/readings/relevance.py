@@ -15,7 +15,7 @@ from attnbalance.data.batches import PromptBatch
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, ModelError
 from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import check_vocabulary, forward_rows
 from attnbalance.models.hooked import HookedModel
@@ -79,6 +79,8 @@ def read_relevance(
     """
     if not prompts:
         raise DataError("expected at least one prompt, got none")
+    if torch.is_inference_mode_enabled():
+        raise ModelError("relevance needs gradients: call `read_relevance` outside torch.inference_mode()")
     prompts = PromptSet.of(prompts, model.tokenizer)
     compared = PromptSet.of([*prompts, *among], model.tokenizer) if among else prompts
     encodings, answers = distinguishing_tokens(compared, model.tokenizer)

@@ -13,8 +13,10 @@ from tiny import FACTS, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import HookedModel, load_model, recall
 from attnbalance.data.prompts import make_prompts
+from attnbalance.errors import ModelError
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.evaluating import evaluating
+from attnbalance.models.weights import check_shapes
 from attnbalance.readings.answer_probability import read_answer_probability
 from attnbalance.readings.answer_tokens import make_answer_tokens
 from attnbalance.readings.attention import read_subject_attention
@@ -81,3 +83,25 @@ def test_after_training_in_bfloat16_a_model_can_be_loaded() -> None:
         Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
     rows = [READINGS["rows"](each, alone) for each in (load_model(model, tokenizer=tiny_tokenizer()), alone)]
     assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize("name", [name for name in READINGS if name != "drift"])
+def test_a_handle_on_a_base_into_which_peft_put_adapters_is_refused(name: str) -> None:
+    model = tiny_model("llama")
+    before = load_model(model, tokenizer=tiny_tokenizer())
+    after = load_model(tiny_lora(model, ["q_proj", "v_proj"]), tokenizer=tiny_tokenizer())
+    READINGS[name](after, after)
+    with pytest.raises(ModelError, match="adapters were put into this LlamaForCausalLM object"):
+        READINGS[name](before, after)
+
+
+@pytest.mark.parametrize("compare", [check_shapes, lambda a, b: read_drift(a, b, ["Ada went to Rome."])])
+def test_two_handles_on_one_object_are_not_compared(compare) -> None:
+    model = tiny_model("llama")
+    before = load_model(model, tokenizer=tiny_tokenizer())
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)  # trained in place
+    after = load_model(model, tokenizer=tiny_tokenizer())
+    with pytest.raises(ModelError, match="are one model object in memory.*load the first one again"):
+        compare(before, after)
+    compare(before, load_model(copy.deepcopy(model), tokenizer=tiny_tokenizer()))

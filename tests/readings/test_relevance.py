@@ -266,6 +266,8 @@ def test_no_prompts_and_numbers_that_are_not_finite_are_refused() -> None:
     model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
     with pytest.raises(DataError, match="at least one prompt"):
         read_relevance(model, [])
+    with torch.inference_mode(), pytest.raises(ModelError, match="outside torch.inference_mode"):
+        read_relevance(model, tiny_prompts())
     with torch.no_grad():
         model.model.get_parameter("lm_head.weight")[3, 0] = math.nan
     with pytest.raises(ModelError, match="NaN or infinite"):
