@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from attnbalance.comparison.caveats import unlike_dtypes
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.context.figures import draw_reliance
@@ -68,20 +69,22 @@ def compare_context(
     if not results.is_finished():
         prompts, dropped = usable_prompts(conflicts, specs, settings, skip_bad, budgets=reliance_budgets)
         with results.working() as work:
-            measured = {
-                spec.label: _reliance(spec, prompts, settings, work / f"model {i}", str(results.config), progress)
-                for i, spec in enumerate(specs)
-            }
+            measured, dtypes = dict[str, Reliance](), dict[str, str]()
+            for i, spec in enumerate(specs):
+                kept = _reliance(spec, prompts, settings, work / f"model {i}", str(results.config), progress)
+                measured[spec.label], dtypes[spec.label] = kept
+            said, caveat = answer(measured), unlike_dtypes(dtypes)
+            words = f"{said} {caveat}." if caveat else said
             refuse_changed(results.config, specs, settings)
-            with results.writing(work, answer=answer(measured), dropped={**conflicts.dropped, **dropped}) as folder:
+            with results.writing(work, answer=words, dropped={**conflicts.dropped, **dropped}) as folder:
                 _write(measured, folder, settings.seed)
     return results.close()
 
 
 def _reliance(
     spec: ModelSpec, prompts: PromptSet, settings: MeasureSettings, saved: Path, key: str, progress: bool
-) -> Reliance:
-    """What an earlier run saved of a model, or what is read now, and saved."""
+) -> tuple[Reliance, str]:
+    """What an earlier run saved of a model, or what is read now, and saved; and the model's dtype."""
     without = make_prompts([prompt.fact for prompt in prompts], WITHOUT[settings.template])
     key += hash_prompts(prompts)  # a chat template may write the date
     kept = load_reliance(saved, key, tuple(prompts))
@@ -95,10 +98,11 @@ def _reliance(
         batch_size=settings.batch_size,
         progress=progress,
     )
-    save_reliance(reliance, saved, key)
+    dtype = model.dtype
+    save_reliance(reliance, dtype, saved, key)
     del model
     gc.collect()
-    return reliance
+    return reliance, dtype
 
 
 def _write(measured: Mapping[str, Reliance], folder: Path, seed: int) -> None:

@@ -10,16 +10,16 @@ from attnbalance.readings.reading import Reading
 from attnbalance.readings.reliance import Reliance
 
 
-def save_reliance(reliance: Reliance, folder: Path, key: str) -> None:
-    """Write what was read of a model, whole or not at all, under the key of all that it depends on."""
+def save_reliance(reliance: Reliance, dtype: str, folder: Path, key: str) -> None:
+    """Write what was read of a model, and in which dtype, whole or not at all, under the key of what it depends on."""
     names = {role: [reading.name, reading.unit, reading.layers] for role, reading in reliance.attention.items()}
-    about = {"outputs": reliance.outputs, "without": reliance.without, "attention": names}
+    about = {"dtype": dtype, "outputs": reliance.outputs, "without": reliance.without, "attention": names}
     values = {role: reading.values for role, reading in reliance.attention.items()}
     keep(folder, key, about, {"log_odds": reliance.log_odds, **values})
 
 
-def load_reliance(folder: Path, key: str, prompts: tuple[Prompt, ...]) -> Reliance | None:
-    """What was read of these prompts under this key, or None. A damaged folder is set aside with a warning."""
+def load_reliance(folder: Path, key: str, prompts: tuple[Prompt, ...]) -> tuple[Reliance, str] | None:
+    """What was read of these prompts under this key, and in which dtype, or None. A damaged folder is set aside with a warning."""
     saved = kept(folder, key)
     if saved is None:
         return None
@@ -28,4 +28,5 @@ def load_reliance(folder: Path, key: str, prompts: tuple[Prompt, ...]) -> Relian
         role: Reading.of(prompts, name, unit, values[role], tuple(layers))
         for role, (name, unit, layers) in about["attention"].items()
     }
-    return Reliance(prompts, tuple(about["outputs"]), tuple(about["without"]), values["log_odds"], attention)
+    reliance = Reliance(prompts, tuple(about["outputs"]), tuple(about["without"]), values["log_odds"], attention)
+    return reliance, about["dtype"]

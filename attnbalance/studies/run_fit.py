@@ -83,7 +83,8 @@ def _measured(run: Run, prepared: PreparedWorld, split: Split) -> dict[str, Any]
     from attnbalance.readings.drift import read_drift
     from attnbalance.readings.recall import recall
 
-    base, model = load_model(prepared.base), load_model(run.path)
+    model = load_model(run.path)
+    base = load_model(prepared.base, dtype=model.dtype)
     asked = _prompts(prepared, run, split.heldout)
     on_heldout = recall(model, asked, run.shortcuts, batch_size=128)
     on_train = recall(model, _prompts(prepared, run, split.train), run.shortcuts, batch_size=128)

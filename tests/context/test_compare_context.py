@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import run_command
 from conflict_facts import CONFLICTS
+from transformers import AutoModelForCausalLM
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.context import compare_context as module
@@ -40,7 +42,10 @@ def test_the_folder_holds_table_numbers_figures_and_every_answer(long_llama_fold
 def test_a_killed_run_reads_only_what_is_left(
     long_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    specs, read = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(long_llama_folder))], module.read_reliance
+    rounded = tmp_path / "rounded"
+    shutil.copytree(long_llama_folder, rounded)
+    AutoModelForCausalLM.from_pretrained(rounded).bfloat16().save_pretrained(rounded)
+    specs, read = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(rounded))], module.read_reliance
     calls = list[int]()
 
     def dying(*arguments: object, **settings: object) -> object:
@@ -53,6 +58,9 @@ def test_a_killed_run_reads_only_what_is_left(
     with pytest.raises(KeyboardInterrupt):
         compare_context(specs, FACTS, HOW, tmp_path / "out")
     said = compare_context(specs, FACTS, HOW, tmp_path / "out")
+    assert said.endswith(
+        " a was read in float32 and b in bfloat16, so small differences may be rounding (use --dtype float32)."
+    )
     assert len(calls) == 3
     monkeypatch.undo()
     assert compare_context(specs, FACTS, HOW, tmp_path / "whole") == said

@@ -12,9 +12,11 @@ from attnbalance.context.saved import load_reliance, save_reliance
 
 def test_it_comes_back_under_its_key_alone(tmp_path: Path) -> None:
     assert load_reliance(tmp_path / "model", "key", made().prompts) is None
-    save_reliance(made(), tmp_path / "model", "key")
-    again = load_reliance(tmp_path / "model", "key", made().prompts)
-    assert again is not None
+    save_reliance(made(), "bfloat16", tmp_path / "model", "key")
+    kept = load_reliance(tmp_path / "model", "key", made().prompts)
+    assert kept is not None
+    again, dtype = kept
+    assert dtype == "bfloat16"
     assert (again.outputs, again.without, again.sides) == (made().outputs, made().without, made().sides)
     assert torch.equal(again.log_odds, made().log_odds)
     for role, reading in made().attention.items():
