@@ -244,8 +244,8 @@ def finetune(
     models = f"base={done.base}", f"finetuned={name}"
     tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
     how = ["--facts", str(tested), "--template", template, "--recall", "--out", f"{Path(out)}-compared"]
-    if settings.weights_dtype and not settings.has_adapters:
-        how += ["--dtype", settings.weights_dtype]  # the base may be stored in 16 bits
+    if settings.compared_dtype:
+        how += ["--dtype", settings.compared_dtype]  # the base may be stored in 16 bits
     print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how])}")
 
 

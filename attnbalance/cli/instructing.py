@@ -151,4 +151,6 @@ def instruct(
     adapter = f"{done.base}+" if settings.has_adapters else ""
     models = [f"step-{step}={adapter}{path}" for step, path in done.checkpoints.items()]
     how = ["--conflicts", "...", "--template", "alpaca-context", "--out", "..."]
+    if settings.compared_dtype:
+        how += ["--dtype", settings.compared_dtype]  # the base may be stored in 16 bits
     print(f"Next: {shlex.join(['attnbalance', 'context', f'base={done.base}', *models, *how])}")

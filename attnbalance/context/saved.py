@@ -19,7 +19,10 @@ def save_reliance(reliance: Reliance, dtype: str, folder: Path, key: str) -> Non
 
 
 def load_reliance(folder: Path, key: str, prompts: tuple[Prompt, ...]) -> tuple[Reliance, str] | None:
-    """What was read of these prompts under this key, and in which dtype, or None. A damaged folder is set aside with a warning."""
+    """What was read of these prompts under this key, and in which dtype, or None.
+
+    A damaged folder is set aside with a warning.
+    """
     saved = kept(folder, key)
     if saved is None:
         return None

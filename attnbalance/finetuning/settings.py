@@ -116,6 +116,11 @@ class FinetuneSettings:
         return "float32" if self.dtype is None and not self.has_adapters else self.dtype
 
     @property
+    def compared_dtype(self) -> str | None:
+        """The dtype in which the finetuned weights and their base are compared; None: the base's own, with adapters."""
+        return None if self.has_adapters else self.weights_dtype
+
+    @property
     def schedule(self) -> Schedule:
         """The schedule of training. A curriculum that changes over time runs to its end: it is not stopped early."""
         return Schedule(

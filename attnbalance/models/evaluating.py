@@ -20,15 +20,15 @@ def evaluating(model: Module) -> Iterator[None]:
     """
     check_bare(model)
     training = [module for module in model.modules() if module.training]
-    wrapped, original = vars(model).get("forward"), vars(model).get("_original_forward")
+    wrapped = {module: vars(module)["forward"] for module in model.modules() if "_original_forward" in vars(module)}
     model.eval()
-    if original is not None:
-        model.forward = original
+    for module in wrapped:  # also a base into which adapters were put after it was trained
+        module.forward = module._original_forward  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        if original is not None:
-            model.forward = wrapped  # pyright: ignore[reportAttributeAccessIssue]
+        for module, forward in wrapped.items():
+            module.forward = forward
         for module in training:  # each by itself: parts that were frozen in evaluation mode stay in it
             module.training = True
 

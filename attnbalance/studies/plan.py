@@ -130,6 +130,13 @@ class Study:
         """All cells: those of one world and seed, which share a base model, one after the other."""
         return [Fit(*cell) for cell in itertools.product(self.worlds, self.seeds, self.splits, self.methods)]
 
+    @property
+    def dtype(self) -> str | None:
+        """The dtype in which the base and all fits are asked and compared; None: the base's own."""
+        settings = [variant.settings for method in self.methods.values() for variant in variants(method)]
+        dtypes = {each.compared_dtype for each in settings}
+        return dtypes.pop() if len(dtypes) == 1 else "float32"
+
     def part(self, worker: int, workers: int) -> list[Fit]:
         """The cells of one of several workers; those that share a base go to one."""
         shared = list(itertools.product(self.worlds, self.seeds))

@@ -29,8 +29,10 @@ from attnbalance.studies.plan import recipe_of
 class PreparedWorld:
     """What all fits on one world with one seed share: its facts, the base model and what that model has stored."""
 
-    def __init__(self, world: Mapping[str, Any], seed: int, folder: Path, progress: bool) -> None:
-        self.settings, self.seed, self.folder, self.progress = world, seed, folder, progress
+    def __init__(
+        self, world: Mapping[str, Any], seed: int, folder: Path, progress: bool, dtype: str | None = None
+    ) -> None:
+        self.settings, self.seed, self.folder, self.progress, self.dtype = world, seed, folder, progress, dtype
 
     @cached_property
     def facts(self) -> FactSet:
@@ -121,11 +123,16 @@ class PreparedWorld:
         kept = self.folder.with_name(f"{self.folder.name}-{name}.json")
         saved = read_saved(kept)
         version = metadata.version("attnbalance")
-        asked = {"prompts_sha256": hash_prompts(prompts), "model_files": files_fingerprint(self.base)}
+        asked = {
+            "prompts_sha256": hash_prompts(prompts),
+            "model_files": files_fingerprint(self.base),
+            "dtype": self.dtype,
+        }
         if saved:
             if any(saved.get(what) != value for what, value in asked.items()):
                 raise OutputError(
-                    f"{kept} holds answers to other prompts, or of another model; remove it to ask the base again"
+                    f"{kept} holds answers to other prompts, or of another model or dtype; remove it to ask the base "
+                    "again"
                 )
             if (made_by := saved["attnbalance_version"]) != version:
                 warnings.warn(
@@ -133,7 +140,7 @@ class PreparedWorld:
                     stacklevel=3,
                 )
             return Recall.from_json(saved, kept)
-        answers = recall(load_model(self.base), prompts, batch_size=128, progress=self.progress)
+        answers = recall(load_model(self.base, dtype=self.dtype), prompts, batch_size=128, progress=self.progress)
         write_saved(kept, asdict(answers) | asked | {"attnbalance_version": version})
         return answers
 

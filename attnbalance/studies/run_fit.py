@@ -59,6 +59,7 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         "method_settings": dict(method),
         "settings": dict(best.config),
         "trained": best.trained,
+        "dtype": prepared.dtype,
         "best_step": best.best_step,
         "replayed": len(best.replay),
         "replayed_heldout": replayed_heldout(replace(split, replay=best.replay)),
@@ -83,8 +84,7 @@ def _measured(run: Run, prepared: PreparedWorld, split: Split) -> dict[str, Any]
     from attnbalance.readings.drift import read_drift
     from attnbalance.readings.recall import recall
 
-    model = load_model(run.path)
-    base = load_model(prepared.base, dtype=model.dtype)
+    base, model = (load_model(path, dtype=prepared.dtype) for path in (prepared.base, run.path))
     asked = _prompts(prepared, run, split.heldout)
     on_heldout = recall(model, asked, run.shortcuts, batch_size=128)
     on_train = recall(model, _prompts(prepared, run, split.train), run.shortcuts, batch_size=128)

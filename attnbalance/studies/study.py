@@ -59,12 +59,23 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
             for world, settings in worlds.items():
                 _refuse_changed(world, settings, _with_files(plan.worlds[world]), out)
             results = [read_saved(out / fit.folder / RESULT) for fit in plan.fits]
+            _refuse_mixed(results, plan.dtype)
             _warn_of_versions(results)
             return write_tables([*_controls(plan, out, progress), *results], out)
     return (
         f"{len(plan.fits) - len(missing)} of {len(plan.fits)} fits are done; the others are other workers'. "
         "Whoever finishes the last writes the table, as does this command, run again then"
     )
+
+
+def _refuse_mixed(results: Sequence[Mapping[str, Any]], dtype: str | None) -> None:
+    """Raise `OutputError` for fits that were asked in another dtype, before a method was added that decides it."""
+    mixed = sum(result.get("dtype", dtype) != dtype for result in results)
+    if mixed:
+        raise OutputError(
+            f"{mixed} of {len(results)} fits were asked in another dtype than {dtype or 'the base has'}, in which this "
+            "study compares its methods; name a new folder"
+        )
 
 
 def _warn_of_versions(results: Sequence[Mapping[str, Any]]) -> None:
@@ -104,7 +115,7 @@ def _run_all(fits: Sequence[Fit], plan: Study, out: Path, progress: bool) -> Non
 
 
 def _prepare(plan: Study, world: str, seed: int, out: Path, progress: bool) -> PreparedWorld:
-    return PreparedWorld(plan.worlds[world], seed, out / "bases" / f"{world}-{seed}", progress)
+    return PreparedWorld(plan.worlds[world], seed, out / "bases" / f"{world}-{seed}", progress, plan.dtype)
 
 
 def _check_world(plan: Study, name: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from peft import LoraConfig, get_peft_model
 from tiny import FACTS, tiny_lora, tiny_model, tiny_prompts, tiny_tokenizer
 
 from attnbalance import HookedModel, load_model, recall
@@ -75,12 +76,15 @@ def test_after_training_in_bfloat16_a_model_is_read_in_its_weights_precision(tra
     assert hooked.model.forward is wrapped
 
 
-def test_after_training_in_bfloat16_a_model_can_be_loaded() -> None:
+@pytest.mark.parametrize("adapted", [False, True])
+def test_after_training_in_bfloat16_a_model_can_be_loaded(adapted: bool) -> None:
     model = tiny_model("llama")
     alone = load_model(copy.deepcopy(model), tokenizer=tiny_tokenizer())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AcceleratorState, "_shared_state", {})
         Accelerator(mixed_precision="bf16", cpu=True).prepare(model)
+    if adapted:  # which change nothing yet
+        model = get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
     rows = [READINGS["rows"](each, alone) for each in (load_model(model, tokenizer=tiny_tokenizer()), alone)]
     assert torch.equal(*rows)
 

@@ -180,6 +180,22 @@ def test_a_method_names_what_recommended_stands_for(tmp_path: Path) -> None:
     assert parse_study(path).methods == {"b": {"objective": RECOMMENDED}, "c": {}}
 
 
+@pytest.mark.parametrize(
+    ("methods", "dtype"),
+    [
+        ("{a: {}, b: {lora_rank: 2}}", "float32"),
+        ("{a: {}, b: {train: qk}}", "float32"),
+        ("{a: {lora_rank: 2}, b: {lora_rank: 4, dtype: bfloat16}}", None),
+        ("{a: {dtype: bfloat16}, b: {dtype: bfloat16, train: qk}}", "bfloat16"),
+        ("{a: {dtype: bfloat16}, b: {lora_rank: [0, 2]}}", "float32"),
+    ],
+)
+def test_all_that_a_study_compares_is_asked_in_one_dtype(tmp_path: Path, methods: str, dtype: str | None) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(f"worlds: {{a: {{facts: synthetic}}}}\nmethods: {methods}")
+    assert parse_study(path).dtype == dtype
+
+
 def test_variants_are_all_combinations_in_an_order_of_their_names() -> None:
     for method in (
         {"steps": [1, 2], "train": "qk", "lora_rank": [0, 4], "labels": "base"},

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForCausalLM
 
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.synthetic import synthetic_facts
+from attnbalance.errors import OutputError
 from attnbalance.finetuning.replay import SHARE
 from attnbalance.finetuning.runs import load_run
 from attnbalance.finetuning.splits import Split
@@ -68,6 +70,32 @@ def test_a_method_may_replay_what_the_base_knows_of_the_world_or_generates(
         folder = out / "fits/tiny/seed-0/top" / name
         assert list(load_run(folder / "run-0").replay) == list(made)
         assert json.loads((folder / RESULT).read_text())["replayed"] == 1
+
+
+def test_a_base_stored_in_bfloat16_is_compared_in_the_dtype_of_the_fits(
+    long_llama_folder: Path, tmp_path: Path
+) -> None:
+    """Fits that hardly learn anything: whatever else they are apart from the base is its dtype's rounding."""
+    base, config, out = tmp_path / "base", tmp_path / "study.yaml", tmp_path / "out"
+    shutil.copytree(long_llama_folder, base)
+    AutoModelForCausalLM.from_pretrained(base).bfloat16().save_pretrained(base)
+    little = "steps: 1, learning_rate: 1.0e-12"
+    config.write_text(
+        f"worlds: {{tiny: {{facts: synthetic, subjects: 30, answers: 3, model: {base}}}}}\nsplits: [top]\n"
+        f"methods:\n  plain: {{{little}}}\n"
+    )
+    study(config, out)
+    fit = json.loads((out / "fits/tiny/seed-0/top/plain" / RESULT).read_text())
+    assert (fit["dtype"], fit["drift"]) == ("float32", pytest.approx(0, abs=1e-9))  # in bfloat16 over 1e-6
+    with_adapter = config.read_text() + f"  lora: {{lora_rank: 2, {little}}}\n"
+    config.write_text(with_adapter)
+    study(config, out)
+    fit = json.loads((out / "fits/tiny/seed-0/top/lora" / RESULT).read_text())
+    assert fit["dtype"] == "float32"
+    assert fit["drift"] == pytest.approx(0, abs=1e-9)
+    config.write_text(with_adapter.replace(f"  plain: {{{little}}}\n", ""))
+    with pytest.warns(UserWarning, match="no method"), pytest.raises(OutputError, match="1 of 1 fits were asked in an"):
+        study(config, out)
 
 
 def test_a_grid_is_chosen_on_validation_facts_alone(done: Path) -> None:

@@ -160,7 +160,7 @@ def test_answers_of_another_base_are_refused(config: Path, done: Path, tmp_path:
     path = out / "bases/tiny-0-statement.json"
     saved = read_json(path)
     write_saved(path, {name: saved[name] for name in saved if name != HASH} | {"model_files": "of another model"})
-    with pytest.raises(OutputError, match="holds answers to other prompts, or of another model; remove it"):
+    with pytest.raises(OutputError, match="holds answers to other prompts, or of another model or dtype; remove it"):
         study(config, out)
 
 
