@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from attnbalance.data.facts import FactSet
     from attnbalance.data.prompt_sets import PromptSet
 
+FEW = 20
+"""Least number of validation facts by which a checkpoint is chosen without a word."""
+
 
 def finetune(
     model: Model,
@@ -241,6 +244,9 @@ def finetune(
         print(about)
     unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
     say_best(done, out, unit)
+    if (few := len(parts.validation)) < FEW:
+        chosen_by = f"{few} fact{'s' * (few != 1)}"
+        print(f"It was chosen by {chosen_by}, too few to tell checkpoints apart; raise --validation, or add facts.")
     models = f"base={done.base}", f"finetuned={name}"
     tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
     how = ["--facts", str(tested), "--template", template, "--recall", "--out", f"{Path(out)}-compared"]

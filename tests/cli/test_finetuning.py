@@ -27,6 +27,8 @@ def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
     code, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, "--out", run)
     assert code == 0, text
     assert "validation loss" in text
+    assert "Facts: 4 train, 1 validation" in text
+    assert "It was chosen by 1 fact, too few to tell checkpoints apart" in text
     assert "already finished" not in text
     _, text = run_command("finetune", llama_folder, "--facts", facts_file, *options, "--out", run)
     assert "already finished" in text
