@@ -24,7 +24,7 @@ def load_reliance(folder: Path, key: str, prompts: tuple[Prompt, ...]) -> tuple[
     A damaged folder is set aside with a warning.
     """
     saved = kept(folder, key)
-    if saved is None:
+    if saved is None or "dtype" not in saved[0]:  # of an earlier version
         return None
     about, values = saved
     attention = {
