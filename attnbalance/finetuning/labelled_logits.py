@@ -14,7 +14,6 @@ from transformers import DynamicCache, PreTrainedModel
 from attnbalance.data.batches import batches
 from attnbalance.errors import BadRowsError, ModelError
 from attnbalance.finetuning.examples import IGNORED, INPUTS, Example, collate
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.prefix_cache import copies
@@ -72,7 +71,7 @@ def answer_logits(
         raise BadRowsError(
             f"examples are longer than the model's {model.max_positions} positions", long, len(examples), "shorten them"
         )
-    with evaluating(model.model):
+    with model.evaluating():
         longest = max((len(example.ids) for example in examples), default=0)
         for prefix, group in with_prefixes(model, list(map(_unlabelled, examples)), longest=longest):
             for indices in batches([len(examples[i].ids) for i in group], batch_size, model.alike_from):

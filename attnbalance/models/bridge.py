@@ -16,7 +16,6 @@ from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge_weights import Weights, weights_of
 from attnbalance.models.build_bridge import build_bridge, fold_residual_multiplier, refusing
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import base_of, device_of, position_limit, uncapped
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.length_thresholds import length_thresholds
@@ -232,7 +231,7 @@ def _checked(bridged: BridgedModel) -> BridgedModel:
     names += [f"blocks.{i}.ln1_post.hook_in" for i in bridged.layers if hasattr(bridged.bridge.blocks[i], "ln1_post")]
     names += ["unembed.hook_in", "unembed.hook_out"]
     logits, kept = bridged.run(ids, torch.ones_like(ids), dict.fromkeys(names, lambda x: x))
-    with evaluating(hooked.model):
+    with hooked.evaluating():
         own = base(input_ids=ids.to(device_of(base)), use_cache=False).logits[:, -1:].float().to(logits.device)
     coarse = 1.0 if base.dtype in (torch.float32, torch.float64) else IN_16_BITS
     check_same(bridged.name, "logits", logits, own, coarse)

@@ -14,7 +14,6 @@ from attnbalance.data.batches import PromptBatch, check_lengths
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import DataError, ModelError
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, HeadEdit, edited
@@ -104,7 +103,7 @@ def generate(
     if isinstance(edit, HeadEdit):
         edit.check(model, prompts)
     settings, answers, whole = _settings(model, sampling, first_line), [""] * len(encodings), [""] * len(encodings)
-    with evaluating(model.model), _seeded(model, sampling), _bar(len(encodings), title, progress) as bar:
+    with model.evaluating(), _seeded(model, sampling), _bar(len(encodings), title, progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
         together = [(None, list(range(len(encodings))))]  # an edit changes what the cache would hold
         for prefix, group in with_prefixes(model, sequences) if edit is None else together:

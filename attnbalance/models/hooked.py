@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import WeakSet
@@ -58,6 +59,8 @@ class HookedModel:
     editable: bool = True
     """Whether rows can be edited as well as read: not with the kernel "eager", nor if several rows have one layer
     number."""
+    adapted: bool = True
+    """Whether there were adapters in the model when it was loaded. If not, and there are some now, it is refused."""
 
     @property
     def device(self) -> torch.device:
@@ -95,6 +98,20 @@ class HookedModel:
         Proven at first use (see `same_after_prefix`).
         """
         return same_after_prefix(self.model, self.kernel)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """The model as it is read (see `models.evaluating`).
+
+        Raises `ModelError` for a model that was loaded without adapters and has some now.
+        """
+        if not self.adapted and getattr(base_of(self.model), "peft_config", None):
+            raise ModelError(
+                f"adapters were put into {self.name} after it was loaded: it is the adapted model now; load that one, "
+                "and the base again from its path"
+            )
+        with evaluating(self.model):
+            yield
 
     def check_implementation(self) -> None:
         """Raise `ModelError` where another attention implementation was set since the model was hooked."""
@@ -195,7 +212,7 @@ class HookedModel:
                 f"{self.name} can be read from {self.alike_from} tokens on only in batches of prompts of one length, "
                 f"got a padded batch of {width} tokens (`HookedModel.batches` makes them)"
             )
-        with evaluating(self.model):
+        with self.evaluating():
             if self.read_only is None and not torch.is_grad_enabled():
                 values = (rows := rows_alone(self.model, batch, wanted, cache),)
             else:
@@ -257,4 +274,5 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
             "which is slower and holds whole attention maps",
             stacklevel=3,
         )
-    return HookedModel(model, tokenizer, name, max_positions=position_limit(base.config), **learned._asdict())
+    limit, adapted = position_limit(base.config), bool(getattr(base, "peft_config", None))
+    return HookedModel(model, tokenizer, name, max_positions=limit, adapted=adapted, **learned._asdict())

@@ -16,7 +16,6 @@ from attnbalance.arguments import expects
 from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import ModelError
 from attnbalance.models.config import load_config
-from attnbalance.models.evaluating import check_bare
 from attnbalance.models.fingerprint import hub_file
 from attnbalance.models.forward import base_of, position_limit
 from attnbalance.models.hooked import READ, HookedModel, hook
@@ -69,7 +68,7 @@ def load_model(
     else:
         base, loaded = name, model if dtype is None else _in_dtype(model, dtype_of(dtype))
         if adapter is None:
-            check_bare(model)
+            _check_bare(model, name)
         else:
             _check_unused(model, name)
     if adapter is not None:
@@ -158,6 +157,16 @@ def _check_unused(model: Module, name: str) -> None:
     else:
         return
     raise ModelError(f"this {name} object {what}, and an adapter would be put into it in place; {remedy}")
+
+
+def _check_bare(model: Module, name: str) -> None:
+    """Raise `ModelError` for a transformers model into which peft has put adapters, passed without its PeftModel."""
+    injected = isinstance(model, PreTrainedModel) and hasattr(model, "peft_config")
+    if injected and not getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelError(
+            f"adapters were put into this {name} object: pass the PeftModel around it, unload() them, or pass the path "
+            "of the model"
+        )
 
 
 def _in_dtype(model: Module, dtype: torch.dtype) -> Module:

@@ -10,7 +10,6 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnbalance.errors import ModelError
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
 
@@ -24,7 +23,7 @@ def merged(model: HookedModel) -> Module:
     """
     _check_tied(model)
     try:
-        with evaluating(model.model):
+        with model.evaluating():
             twin: Any = copy.deepcopy(model.model)
         if not hasattr(twin, "merge_and_unload"):
             return _without_own_adapters(twin)

@@ -16,7 +16,6 @@ from transformers import DynamicCache
 
 from attnbalance.data.batches import PromptBatch, check_lengths
 from attnbalance.data.tokens import Encoding
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.prefix_cache import copies, read_prefix
@@ -68,7 +67,7 @@ def with_prefixes(
 
 def _prefix(model: HookedModel, ids: Sequence[int]) -> DynamicCache | None:
     check_vocabulary(model.model, torch.tensor(ids), model.name)
-    with evaluating(model.model):
+    with model.evaluating():
         return read_prefix(model.model, ids)
 
 

@@ -13,7 +13,6 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import in_order
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import base_of, check_vocabulary, inputs_of
 from attnbalance.models.hooked import HookedModel
 
@@ -37,7 +36,7 @@ def read_answer_probability(
         check_vocabulary(model.model, batch.input_ids, model.name)
         answers = [torch.tensor(asked.answers.ids[i]) for i in indices]
         longest = max(map(len, answers))
-        with evaluating(model.model):
+        with model.evaluating():
             output = model.model(**inputs_of(base, batch, longest + 1))
         logits = output.logits[:, -longest - 1 :].float()  # padded on the left, so that all answers end together
         model.check_finite(batch.prompts, logits)

@@ -15,7 +15,6 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import PromptBatch
 from attnbalance.errors import ModelError
 from attnbalance.models.config_changes import changed_settings
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import base_of, forward_uncapped
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.hybrids import Hybrids, hybrids_of
@@ -200,7 +199,7 @@ def _own_passes(
 
 def _forward(model: HookedModel, batch: PromptBatch) -> tuple[Tensor, Float[Tensor, "prompt vocab"]]:
     """The rows of a batch, and the last token's logits before any cap, as in direct logit attribution."""
-    with evaluating(model.model):
+    with model.evaluating():
         return forward_uncapped(model.model, batch, model.kernel)
 
 

@@ -13,7 +13,6 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import batches, in_order
 from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import DataError
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import check_vocabulary
 from attnbalance.models.hooked import HookedModel, check_apart
 
@@ -75,6 +74,6 @@ def _tokenize(model: HookedModel, texts: Sequence[str]) -> list[list[int]]:
 
 def _log_probabilities(model: HookedModel, ids: Tensor, mask: Tensor) -> Float[Tensor, "text position vocab"]:
     check_vocabulary(model.model, ids, model.name)
-    with evaluating(model.model):
+    with model.evaluating():
         output = model.model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), use_cache=False)
     return output.logits.float().log_softmax(-1)

@@ -16,7 +16,6 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import check_vocabulary, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import edited
@@ -128,7 +127,7 @@ def _slopes(
     for parameter in parameters:
         parameter.requires_grad_(False)
     try:
-        with evaluating(model.model), torch.enable_grad(), edited(model, free):
+        with model.evaluating(), torch.enable_grad(), edited(model, free):
             rows, logits = forward_rows(model.model, batch, model.kernel)
             model.check_finite(batch.prompts, rows, logits)
             chosen = logits[:, -1].float().log_softmax(-1)[torch.arange(len(answer)), answer.to(logits.device)]

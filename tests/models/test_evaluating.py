@@ -89,14 +89,17 @@ def test_after_training_in_bfloat16_a_model_can_be_loaded(adapted: bool) -> None
     assert torch.equal(*rows)
 
 
-@pytest.mark.parametrize("name", [name for name in READINGS if name != "drift"])
-def test_a_handle_on_a_base_into_which_peft_put_adapters_is_refused(name: str) -> None:
-    model = tiny_model("llama")
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", READINGS)
+def test_a_handle_on_a_base_into_which_adapters_were_put_is_refused(name: str, native: bool) -> None:
+    model, config = tiny_model("llama"), LoraConfig(target_modules=["q_proj"])
     before = load_model(model, tokenizer=tiny_tokenizer())
-    after = load_model(tiny_lora(model, ["q_proj", "v_proj"]), tokenizer=tiny_tokenizer())
+    if native:
+        model.add_adapter(config)
+    after = load_model(model if native else get_peft_model(model, config), tokenizer=tiny_tokenizer())
     READINGS[name](after, after)
-    with pytest.raises(ModelError, match="adapters were put into this LlamaForCausalLM object"):
-        READINGS[name](before, after)
+    with pytest.raises(ModelError, match="adapters were put into LlamaForCausalLM after it was loaded"):
+        READINGS[name](before, before)
 
 
 @pytest.mark.parametrize("compare", [check_shapes, lambda a, b: read_drift(a, b, ["Ada went to Rome."])])

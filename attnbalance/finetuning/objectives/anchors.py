@@ -13,7 +13,6 @@ from attnbalance.finetuning.examples import INPUTS, POSITIONS, Example
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 from attnbalance.finetuning.objectives.objective import CHOICES, SUBJECT_ROWS, Needs, Targets, Term, TermKind
-from attnbalance.models.evaluating import evaluating
 from attnbalance.models.forward import states_of_output
 from attnbalance.readings.attention import read_attention
 
@@ -65,7 +64,7 @@ def make_states(term: Term, examples: Sequence[Example], base: BaseModel) -> Ite
     """The base's residual stream at the last token of each example's fact in the term's form."""
     hooked = base.hooked
     encodings = PromptSet.of(base.ask(str(term.argument), examples), hooked.tokenizer).encodings
-    with evaluating(hooked.model):
+    with hooked.evaluating():
         for indices, batch in hooked.batches(encodings, base.batch_size, padding_side="right"):
             inputs = {name: getattr(batch, name).to(hooked.device) for name in INPUTS}
             inputs["attention_mask"] = inputs["attention_mask"].long()
