@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -17,6 +18,9 @@ from attnbalance.models.forward import base_of
 
 FILE = "objective_base.json"
 """The file in a checkpoint that holds the sums of its base's weights."""
+
+BASES: WeakKeyDictionary[nn.Module, dict[str, float]] = WeakKeyDictionary()
+"""The sums of a model object's weights when an objective first took it as its base."""
 
 
 def base_sums(model: nn.Module) -> dict[str, float]:
@@ -42,17 +46,31 @@ def check_resumed(checkpoint: Path, sums: Mapping[str, float]) -> None:
         )
 
 
-def warn_of_checkpoint(model: nn.Module, sums: Mapping[str, float], objective: str) -> None:
-    """Warn if a model was loaded from a checkpoint, and so is not the base that training began with."""
-    folder = Path(str(getattr(base_of(model).config, "_name_or_path", "")))
-    kept = read_json(folder / FILE)
+def warn_of_trained(model: nn.Module, sums: Mapping[str, float], objective: str, needs_base: bool) -> None:
+    """Warn of a model that was trained before, and so is not the base that training began with.
+
+    That is one loaded from a checkpoint, and an object that an earlier trainer with an objective had. One whose
+    objective needs no base is only remembered.
+    """
+    base = base_of(model)
+    folder = Path(str(getattr(base.config, "_name_or_path", "")))
+    kept, first = read_json(folder / FILE), BASES.setdefault(base, dict(sums))
+    if not needs_base:
+        return
     if kept and not same_sums(kept, sums):
-        warnings.warn(
-            f"objective {objective!r} takes the model from {folder} as its base, but that is a checkpoint that was "
-            "finetuned from another model. To resume its training, make the trainer with its base and use "
-            "resume_from_checkpoint; to finetune the checkpoint anew, ignore this",
-            stacklevel=4,
+        what = f"the model from {folder} as its base, but that is a checkpoint that was finetuned from another model"
+    elif not same_sums(first, sums):
+        what = (
+            f"this {type(base).__name__} object as its base, but that was changed since an earlier trainer took it; "
+            "to run the same training again, load the model again"
         )
+    else:
+        return
+    warnings.warn(
+        f"objective {objective!r} takes {what}. To resume its training, make the trainer with its base and use "
+        "resume_from_checkpoint; to finetune it anew from what it is now, ignore this",
+        stacklevel=4,
+    )
 
 
 def same_sums(kept: Mapping[str, object], sums: Mapping[str, float]) -> bool:

@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from attnbalance.errors import DataError, DivergenceError, ModelError
 from attnbalance.finetuning.base_cost import announce
 from attnbalance.finetuning.base_targets import BaseTargets
-from attnbalance.finetuning.bases import base_sums, check_resumed, keep_base, warn_of_checkpoint
+from attnbalance.finetuning.bases import base_sums, check_resumed, keep_base, warn_of_trained
 from attnbalance.finetuning.callbacks import LogBase, RestoreFrozen
 from attnbalance.finetuning.completion import completion_rates, warn_of_weak_forms
 from attnbalance.finetuning.evaluation import WatchedMeans, watch
@@ -110,8 +110,7 @@ class ObjectiveMixin(_Base):
         check_loss(self, self.objective)
         self._base_sums = base_sums(model)
         self._has_base = self.objective.needs_base or self.objective.needs.initial_weights
-        if self._has_base:
-            warn_of_checkpoint(model, self._base_sums, self.objective.text)
+        warn_of_trained(model, self._base_sums, self.objective.text, self._has_base)
         self._on_examples = any(map(are_examples, self._all_data()))
         if self._on_examples:
             self._use_examples(model, kwargs.get("data_collator"))

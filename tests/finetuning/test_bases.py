@@ -69,6 +69,26 @@ def test_a_checkpoint_of_training_without_a_base_is_no_silent_base_either(tmp_pa
         made(tmp_path / "next", model)
 
 
+@pytest.mark.parametrize("first", ["ce", "ce + kl(question)"])
+def test_an_object_that_an_earlier_trainer_trained_is_no_silent_base(tmp_path, first):
+    model = tiny_model("llama")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(earlier trainer).*")
+        made(tmp_path, model, objective=first)
+        made(tmp_path, model).train()  # not trained in between
+        made(tmp_path / "ce", model, objective="ce")  # needs no base
+    with pytest.warns(UserWarning, match="this LlamaForCausalLM object as its base, but that was changed since an ear"):
+        made(tmp_path / "next", model)
+
+
+def test_a_trained_adapter_leaves_its_base_as_it_was(tmp_path):
+    model = get_peft_model(tiny_model("llama"), LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    made(tmp_path, model, rate=1e-2).train()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*(earlier trainer).*")
+        made(tmp_path / "next", model)
+
+
 def test_adapters_that_are_temporarily_merged_are_refused_and_left_merged(tmp_path):
     model = get_peft_model(tiny_model("llama"), LoraConfig(target_modules=["v_proj"], init_lora_weights=False))
     model.add_adapter("new", LoraConfig(target_modules=["q_proj"]))

@@ -22,17 +22,24 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 BAR = re.compile(r"\s*[^\[\s].*[|;].*", re.DOTALL)
 """A cell with a "|" or ";" that is no JSON list."""
 
-COLLECTION = re.compile(r"""(?:\(|(?:frozenset\()?\{)\s*['"].*['"]\s*,?\s*(?:\)|\}\)?)""", re.DOTALL)
-"""How pandas writes a tuple or a set of texts into a table."""
+COLLECTION = re.compile(r"""(?:c|array|list|tuple|set|frozenset)?\(\s*(?:['"\[{].*|[\d.]+\s*,.*)\)|\{.*\}""", re.DOTALL)
+"""How Python, pandas, R and databases write several values into one cell."""
+
+JSON = re.compile(r'\s*(?:\[.*|"(?:[^"\\]|\\.)*"\s*)', re.DOTALL)
+"""A cell that is JSON: a list, or one text in quotes."""
+
+MISSING = ("na", "nan", "null", "none", "<na>")
+"""How tables write a cell without a value, in small letters."""
 
 
 def load_own(path: str | Path) -> FactSet:
     """Facts from a table with one fact in each row, and the columns of `REQUIRED` and, optionally, `OPTIONAL`.
 
     `answers` is a list, or a string that is one answer or a JSON list of them; a string that holds "|" or ";" gives a
-    warning. Subjects, relations and answers are text or whole numbers, which are read as text, without the white space
-    around them. Raises `DataError`, naming the row and the column, for a missing or unknown column and for what `Fact`
-    refuses. Rows with the same subject, relation and question are merged, and counted in `dropped`.
+    warning, as does one that means no value ("NA"). Subjects, relations and answers are text or whole numbers, which
+    are read as text, without the white space around them. Raises `DataError`, naming the row and the column, for a
+    missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation and question are merged,
+    and counted in `dropped`.
     """
     rows = read_rows(path)
     known = (*REQUIRED, *OPTIONAL)
@@ -57,6 +64,12 @@ def load_own(path: str | Path) -> FactSet:
         warnings.warn(
             f"{path}: {some} a '|' or ';', such as {joined[0]!r}, and one answer each; write several as a JSON list: "
             '["first", "second"]',
+            stacklevel=2,
+        )
+    if missing := [fact for fact in facts if fact.answer.lower() in MISSING]:
+        warnings.warn(
+            f"{path}: {len(missing)} of {len(facts)} facts have the answer {missing[0].answer!r} (first: that of "
+            f"{missing[0].subject!r}), which tables write where there is none; remove these rows, or ignore this",
             stacklevel=2,
         )
     merged = FactSet(tuple(facts), str(path)).merged()
@@ -94,14 +107,14 @@ def text_of(value: object, column: str) -> str:
 
 
 def answers_of(value: object) -> tuple[str, ...]:
-    """A cell of answers: a list, one answer, or a JSON list of them in a text."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
+    """A cell of answers: a list, one answer, or a JSON list or text of them in a text."""
+    if isinstance(value, str) and JSON.fullmatch(value):
         try:
             value = parse_json(value)
         except DataError as error:
             raise DataError(f"answers {value!r} is not a JSON list ({error})") from error
     if isinstance(value, str) and COLLECTION.fullmatch(value.strip()):
-        raise DataError(f"answers must be one answer or a JSON list, got the Python collection {value!r}")
+        raise DataError(f"answers must be one answer or a JSON list, got {value!r}")
     texts = [text_of(answer, "an answer").strip() for answer in (value if isinstance(value, list) else [value])]
     return tuple(dict.fromkeys(texts))
 

@@ -61,17 +61,30 @@ def test_white_space_around_texts_and_numbers_is_left_out(tmp_path: Path) -> Non
 
 def test_answers_in_one_cell_that_are_no_json_list_are_refused_or_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "facts.csv"
-    for cell in ("('x', 'y')", "('x',)", "{'x', 'y'}", "{'x'}", "frozenset({'x', 'y'})", "(\"x\", 'y')"):
+    python = ("('x', 'y')", "('x',)", "{'x', 'y'}", "frozenset({'x', 'y'})", "(\"x\", 'y')", "array(['x', 'y'])")
+    for cell in (*python, "(1879, 1880)", "{1879, 1880}", 'c("x", "y")', "{x,y}", '{"New York",x}'):
         quoted = cell.replace('"', '""')
         path.write_text(f'subject,relation,answers\nA,b,"{quoted}"\n')
-        with pytest.raises(
-            DataError, match="row 1: answers must be one answer or a JSON list, got the Python collection"
-        ):
+        with pytest.raises(DataError, match="row 1: answers must be one answer or a JSON list, got "):
             load_own(path)
     path.write_text("subject,relation,answers\nA,b,x|y\nC,b,x; y\nB,b,(What's the Story) Morning Glory?\n")
     with pytest.warns(UserWarning, match=r"2 cells of answers hold a '\|' or ';', such as 'x\|y', and one answer each"):
         facts = load_own(path)
     assert [fact.answers for fact in facts] == [("x|y",), ("x; y",), ("(What's the Story) Morning Glory?",)]
+
+
+def test_an_answer_that_is_json_text_stands_without_its_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "facts.csv"
+    path.write_text('subject,relation,answers\nA,b,"""Paris"""\nC,b,"""Weird Al"" Yankovic"\nD,b,"c(x)"\n')
+    assert [fact.answers for fact in load_own(path)] == [("Paris",), ('"Weird Al" Yankovic',), ("c(x)",)]
+
+
+def test_answers_that_tables_write_for_none_are_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "facts.csv"
+    path.write_text("subject,relation,answers\nA,b,NA\nB,b,None\nC,b,Nana\n")
+    with pytest.warns(UserWarning, match=r"2 of 3 facts have the answer 'NA' \(first: that of 'A'\)"):
+        facts = load_own(path)
+    assert [fact.answer for fact in facts] == ["NA", "None", "Nana"]
 
 
 def test_rows_of_one_subject_typed_in_two_ways_are_one_question(tmp_path: Path) -> None:
