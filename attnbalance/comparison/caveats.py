@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attnbalance.comparison.specs import ModelSpec
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import Fact
+from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.sources.own_facts import load_own
 from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import SCALED
 from attnbalance.finetuning.runs import FACTS, KIND
+from attnbalance.models.load import load_limits
 from attnbalance.report.wording import listed
 
 SUBJECTS = 20
@@ -25,6 +27,21 @@ def caveats(specs: Sequence[ModelSpec], prompts: Sequence[Prompt], dtypes: Mappi
     """
     parts = (seen_in_training(specs, prompts), few_subjects(prompts), unlike_dtypes(dtypes))
     return "; ".join(part for part in parts if part)
+
+
+def unlike_tokens(specs: Sequence[ModelSpec], prompts: Sequence[Prompt], settings: MeasureSettings) -> str:
+    """Which models' tokenizers split the prompts differently than the first one's, in words; empty if none does."""
+    limits = [load_limits(spec.model, settings.tokenizer, settings.trust_remote_code, spec.adapter) for spec in specs]
+    first, *others = [PromptSet.of(prompts, tokenizer) for tokenizer, _ in limits]
+    ids = [encoding.ids for encoding in first.encodings]
+    unlike = [
+        spec.label
+        for spec, other in zip(specs[1:], others, strict=True)
+        if other.encodings is not first.encodings and [encoding.ids for encoding in other.encodings] != ids
+    ]
+    verb = "splits" if len(unlike) == 1 else "split"
+    same = "these prompts into other tokens than"
+    return f"{listed(unlike)} {verb} {same} {specs[0].label}, which alone changes answers" if unlike else ""
 
 
 def unlike_dtypes(dtypes: Mapping[str, str]) -> str:

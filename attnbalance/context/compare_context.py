@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from attnbalance.comparison.caveats import unlike_dtypes
+from attnbalance.comparison.caveats import caveats, unlike_tokens
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.context.figures import draw_reliance
@@ -73,8 +73,9 @@ def compare_context(
             for i, spec in enumerate(specs):
                 kept = _reliance(spec, prompts, settings, work / f"model {i}", str(results.config), progress)
                 measured[spec.label], dtypes[spec.label] = kept
-            said, caveat = answer(measured), unlike_dtypes(dtypes)
-            words = f"{said} {caveat}." if caveat else said
+            parts = (caveats(specs, prompts, dtypes), unlike_tokens(specs, prompts, settings))
+            caveat = "; ".join(part for part in parts if part)
+            words = f"{answer(measured)} {caveat}." if caveat else answer(measured)
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**conflicts.dropped, **dropped}) as folder:
                 _write(measured, folder, settings.seed)

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnbalance.comparison.caveats import caveats
+from attnbalance.comparison.caveats import caveats, unlike_tokens
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -68,7 +68,8 @@ def compare_knowledge(
             for i, spec in enumerate(specs):
                 measured[spec.label], dtypes[spec.label] = _ask(spec, prompts, settings, work / f"model {i}", progress)
             said = [*(answer(*pair) for pair in measured.items()), *changes.sentences(measured)]
-            caveat = caveats(specs, prompts, dtypes)
+            parts = (caveats(specs, prompts, dtypes), unlike_tokens(specs, prompts, settings))
+            caveat = "; ".join(part for part in parts if part)
             words = " ".join([*said, f"{caveat}."] if caveat else said)
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
-from tiny import FACTS
+from tiny import FACTS, tiny_tokenizer
 
 from attnbalance import FactSet, make_prompts
-from attnbalance.comparison.caveats import caveats, few_subjects, seen_in_training, unlike_dtypes
-from attnbalance.comparison.specs import ModelSpec
+from attnbalance.comparison.caveats import caveats, few_subjects, seen_in_training, unlike_dtypes, unlike_tokens
+from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import Fact
 
 
@@ -78,3 +79,16 @@ def test_models_of_two_dtypes_are_named() -> None:
     prompts = make_prompts(FactSet(FACTS))
     said = caveats([ModelSpec("a", "a"), ModelSpec("b", "b")], prompts, {"a": "bfloat16", "b": "float32"})
     assert said == f"{few_subjects(prompts)}; {unlike_dtypes({'a': 'bfloat16', 'b': 'float32'})}"
+
+
+def test_models_whose_tokenizers_split_the_prompts_differently_are_named(llama_folder: Path, tmp_path: Path) -> None:
+    alike, other = (Path(shutil.copytree(llama_folder, tmp_path / name)) for name in ("alike", "other"))
+    tiny_tokenizer("plain").save_pretrained(other)  # without the first token of the base's
+    specs = [ModelSpec("base", str(llama_folder)), ModelSpec("alike", str(alike)), ModelSpec("other", str(other))]
+    prompts = make_prompts(FactSet(FACTS))
+    assert unlike_tokens(specs[:2], prompts, MeasureSettings()) == ""
+    assert unlike_tokens(specs, prompts, MeasureSettings()) == (
+        "other splits these prompts into other tokens than base, which alone changes answers"
+    )
+    assert unlike_tokens([*specs[::-1]], prompts, MeasureSettings()).startswith("alike and base split these prompts")
+    assert unlike_tokens(specs, prompts, MeasureSettings(tokenizer=str(llama_folder))) == ""
