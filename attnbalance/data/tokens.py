@@ -155,12 +155,14 @@ def encode_continued(
 def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The number of tokens of each prompt's longest accepted answer, with the space before it, if there is one.
 
-    Warns of prompts for none of whose answers the tokenizer has tokens: whatever a model says, it counts as wrong.
+    Without a space it is that of the answer alone or in a new line, if more: SentencePiece puts a space before a text,
+    with which its first word may be one token that is several after a prompt. Warns of prompts for none of whose
+    answers the tokenizer has tokens: whatever a model says, it counts as wrong.
     """
     written = [[f"{prompt.space}{answer}" for answer in prompt.fact.answers] for prompt in prompts]
-    texts = list(dict.fromkeys(text for own in written for text in own))
-    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
-    ids = dict(zip(texts, encoded, strict=True))  # pyright: ignore[reportArgumentType]
+    following = {f"\n{text}" for own in written for text in own if not text[0].isspace()}
+    texts = ["\n", *dict.fromkeys(text for own in written for text in own), *following]
+    ids = dict(zip(texts, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"], strict=True))  # pyright: ignore[reportArgumentType]
     lost = cache(lambda text: _unwritten(text.strip(), ids[text], tokenizer))
     beyond = [own for own in written if all(map(lost, own))]
     if beyond:
@@ -169,7 +171,10 @@ def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
             f"count as wrong (first: {lost(beyond[0][0])})",
             stacklevel=2,
         )
-    return [max(len(ids[text]) for text in own) for own in written]
+    lengths = {text: len(ids[text]) for text in texts}
+    for text in following:
+        lengths[text[1:]] = max(lengths[text[1:]], lengths[text] - lengths["\n"])
+    return [max(lengths[text] for text in own) for own in written]
 
 
 def as_chat(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> tuple[Prompt, ...]:

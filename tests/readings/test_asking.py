@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from tiny import argmax_loop, eager, tiny_model, tiny_prompts, tiny_tokenizer
+from transformers import AutoTokenizer
 
-from attnbalance import load_model, recall
+from attnbalance import Fact, load_model, make_prompts, recall
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError
@@ -51,6 +53,19 @@ def test_by_default_the_shortcut_is_the_most_frequent_answer_of_the_prompts_them
     found = recall(model, prompts, scoring="containment", max_new_tokens=10)
     assert found.correct == (False, True, True)
     assert found.shortcut == (True, False, False)
+
+
+@pytest.mark.parametrize("template", ["alpaca", "{question}\nA:\n"])
+def test_an_answer_after_a_line_break_gets_the_tokens_that_it_takes_there(stories: Path, template: str) -> None:
+    """SentencePiece: "the" alone is one token with the space before it, and after a line break two."""
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    names = ("the little red ball of the park", "said the very big and happy bear", "Ada Lovelace of the old town hall")
+    facts = [Fact(f"Lily {i}", "toy", (name, "no")) for i, name in enumerate(names)]
+    prompts = PromptSet.of(make_prompts(facts, template), tokenizer)
+    sizes = [len(tokenizer(p.text + p.fact.answer)["input_ids"]) - len(tokenizer(p.text)["input_ids"]) for p in prompts]
+    assert max(sizes) > NEW_TOKENS
+    assert any(size > len(tokenizer.tokenize(name)) for size, name in zip(sizes, names, strict=True))
+    assert all(map(int.__ge__, answer_budgets(prompts), sizes))
 
 
 def test_an_answer_longer_than_usual_gets_the_tokens_that_it_takes() -> None:
