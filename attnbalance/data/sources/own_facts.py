@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ COLLECTION = re.compile(r"""(?:c|array|list|tuple|set|frozenset)?\(\s*(?:['"\[{]
 JSON = re.compile(r'\s*(?:\[.*|"(?:[^"\\]|\\.)*"\s*)', re.DOTALL)
 """A cell that is JSON: a list, or one text in quotes."""
 
+FLOAT = re.compile(r"-?\d+\.0", re.ASCII)
+"""A whole number as a table writes it in a column that it takes for decimal numbers."""
+
 MISSING = ("na", "nan", "null", "none", "<na>")
 """How tables write a cell without a value, in small letters."""
 
@@ -36,7 +40,7 @@ def load_own(path: str | Path) -> FactSet:
     """Facts from a table with one fact in each row, and the columns of `REQUIRED` and, optionally, `OPTIONAL`.
 
     `answers` is a list, or a string that is one answer or a JSON list of them; a string that holds "|" or ";" gives a
-    warning, as does one that means no value ("NA"). Subjects, relations and answers are text or whole numbers, which
+    warning, as do "NA" and 1867.0. Subjects, relations and answers are text or whole numbers, which
     are read as text, without the white space around them. Raises `DataError`, naming the row and the column, for a
     missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation and question are merged,
     and counted in `dropped`.
@@ -66,16 +70,30 @@ def load_own(path: str | Path) -> FactSet:
             '["first", "second"]',
             stacklevel=2,
         )
-    if missing := [fact for fact in facts if fact.answer.lower() in MISSING]:
-        warnings.warn(
-            f"{path}: {len(missing)} of {len(facts)} facts have the answer {missing[0].answer!r} (first: that of "
-            f"{missing[0].subject!r}), which tables write where there is none; remove these rows, or ignore this",
-            stacklevel=2,
-        )
+    _warn_of_cells(path, facts)
     merged = FactSet(tuple(facts), str(path)).merged()
     repeated = len(facts) - len(merged)
     dropped = {"merged into an earlier row of the same question": repeated} if repeated else {}
     return FactSet(merged.facts, str(path), dropped)
+
+
+def _warn_of_cells(path: str | Path, facts: Sequence[Fact]) -> None:
+    """Warn of answers and subjects that tables write by themselves: "NA" where there is none, 1867.0 for 1867."""
+    none = [fact for fact in facts if fact.answer.lower() in MISSING]
+    floats = [fact for fact in facts if any(map(FLOAT.fullmatch, (fact.subject, *fact.answers)))]
+    for chosen, what in (
+        (none, "have an answer that tables write where there is none"),
+        (
+            floats,
+            "hold a whole number as tables write it among decimal numbers, which models do not say",
+        ),
+    ):
+        if chosen:
+            first = f"{chosen[0].subject!r}: {chosen[0].answer!r}"
+            warnings.warn(
+                f"{path}: {len(chosen)} of {len(facts)} facts {what} (first: {first}); mend these rows, or ignore this",
+                stacklevel=3,
+            )
 
 
 def _blank(cell: object) -> bool:

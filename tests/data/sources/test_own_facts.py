@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -79,12 +80,17 @@ def test_an_answer_that_is_json_text_stands_without_its_quotes(tmp_path: Path) -
     assert [fact.answers for fact in load_own(path)] == [("Paris",), ('"Weird Al" Yankovic',), ("c(x)",)]
 
 
-def test_answers_that_tables_write_for_none_are_warned_of(tmp_path: Path) -> None:
+def test_answers_that_tables_write_by_themselves_are_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "facts.csv"
-    path.write_text("subject,relation,answers\nA,b,NA\nB,b,None\nC,b,Nana\n")
-    with pytest.warns(UserWarning, match=r"2 of 3 facts have the answer 'NA' \(first: that of 'A'\)"):
+    path.write_text("subject,relation,answers\nA,b,NA\nB,b,None\nC,b,Nana\nD,b,1867.0\n7.0,b,c\nE,b,3.05\n")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         facts = load_own(path)
-    assert [fact.answer for fact in facts] == ["NA", "None", "Nana"]
+    missing, numbers = (str(each.message) for each in caught)
+    assert "2 of 6 facts have an answer that tables write where there is none (first: 'A': 'NA')" in missing
+    assert "2 of 6 facts hold a whole number" in numbers
+    assert "(first: 'D': '1867.0')" in numbers
+    assert [fact.answer for fact in facts] == ["NA", "None", "Nana", "1867.0", "c", "3.05"]
 
 
 def test_rows_of_one_subject_typed_in_two_ways_are_one_question(tmp_path: Path) -> None:
