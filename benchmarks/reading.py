@@ -19,7 +19,7 @@ of others get batches in that order, ours make their own of the same size. "brea
 few tokens, read after their prefix or whole, whatever pays. Seconds are CPU time of the process (on
 one thread that of a clock on an idle machine), medians over rounds in which all ways take turns; ratios are medians of
 the rounds' own. Kept is the attention (of "TL all": everything) that a way keeps for its caller; peak is the memory
-that a process of its own takes above what it had when the way began (Linux). Rows must be equal.
+that it takes in a process of its own, what it keeps of all batches included (Linux). Rows must be equal.
 
     OMP_NUM_THREADS=1 python benchmarks/reading.py [--facts popqa:popQA.tsv] [--model FOLDER] [--json FILE]
 """
@@ -33,7 +33,6 @@ import itertools
 import json
 import multiprocessing
 import random
-import resource
 import statistics
 import time
 import warnings
@@ -133,8 +132,8 @@ def ways_of(model: HookedModel, bridge: Any, workload: Workload) -> dict[str, Wa
         return [tensor for tensor in kept.values() if isinstance(tensor, Tensor)]
 
     return {
-        "backbone": each("sdpa", lambda batch: [base.base_model(**batch).last_hidden_state[:0]]),
-        "model": each("sdpa", lambda batch: [base(**batch).logits[:0]]),
+        "backbone": each("sdpa", lambda batch: [base.base_model(**batch).last_hidden_state[:0].clone()]),
+        "model": each("sdpa", lambda batch: [base(**batch).logits[:0].clone()]),
         "row and logits": ours(lambda: [forward_rows(base, batch, "sdpa")[0] for batch in batches]),
         "plain": ours(lambda: [batch.unpadded(model.rows(batch)) for _, batch in model.batches(encodings, size)]),
         "ours": ours(lambda: [batch.unpadded(rows) for _, batch, rows in rows_by_batch(model, encodings, size)]),
@@ -161,18 +160,30 @@ def check_equal(model: HookedModel, workload: Workload, eager: Any) -> None:
 
 
 def peak_mib(way: Way) -> float:
-    """The peak memory of a way in a process of its own, above what that had when it began."""
+    """The peak memory of a way in a process of its own, above what that had when the way began (Linux).
+
+    The way runs twice; what only its first run takes, such as pages of libraries, is not counted.
+    """
     ours, theirs = multiprocessing.Pipe()
 
+    def status(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+
     def run() -> None:
-        ctypes.CDLL(None).malloc_trim(0)  # so that freed memory is not used again uncounted
-        before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
         way()
-        theirs.send(1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        ctypes.CDLL(None).malloc_trim(0)  # so that freed memory is not used again uncounted
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+        before = status("VmRSS")
+        way()
+        theirs.send(status("VmHWM") - before)
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
+    theirs.close()
     process.join()
+    if process.exitcode:
+        raise RuntimeError(f"measuring memory failed with exit code {process.exitcode}")
     return ours.recv() / MIB
 
 

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from attnbalance.data.facts import FactSet
     from attnbalance.data.prompt_sets import PromptSet
 
-FEW = 20
-"""Least number of validation facts by which a checkpoint is chosen without a word."""
+FEWEST = 20
+"""Least number of validation facts by which a checkpoint is chosen without a warning."""
 
 
 def finetune(
@@ -244,9 +244,9 @@ def finetune(
         print(about)
     unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
     say_best(done, out, unit)
-    if (few := len(parts.validation)) < FEW:
-        chosen_by = f"{few} fact{'s' * (few != 1)}"
-        print(f"It was chosen by {chosen_by}, too few to tell checkpoints apart; raise --validation, or add facts.")
+    if (count := len(parts.validation)) < FEWEST and len(done.validation_loss) > 1:
+        chosen_by = f"{count} fact{'s' * (count != 1)}"
+        print(f"It was chosen by {chosen_by}, too few to tell checkpoints apart; add facts, or raise --validation.")
     models = f"base={done.base}", f"finetuned={name}"
     tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
     how = ["--facts", str(tested), "--template", template, "--recall", "--out", f"{Path(out)}-compared"]

@@ -9,7 +9,7 @@ from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.sources.own_facts import load_own
+from attnbalance.data.sources.own_facts import load_written
 from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import SCALED
 from attnbalance.finetuning.runs import FACTS, KIND
@@ -20,12 +20,12 @@ SUBJECTS = 20
 """Least number of subjects whose intervals are trusted (see `benchmarks/intervals.py`)."""
 
 
-def caveats(specs: Sequence[ModelSpec], prompts: Sequence[Prompt], dtypes: Mapping[str, str]) -> str:
-    """The caveats at a headline's end; empty if there are none.
+def caveats(specs: Sequence[ModelSpec], prompts: Sequence[Prompt], dtypes: Mapping[str, str], *others: str) -> str:
+    """The caveats at a headline's end, and others in words; empty if there are none.
 
     See `seen_in_training`, `few_subjects` and `unlike_dtypes`, which takes the dtype of each model by its label.
     """
-    parts = (seen_in_training(specs, prompts), few_subjects(prompts), unlike_dtypes(dtypes))
+    parts = (seen_in_training(specs, prompts), few_subjects(prompts), unlike_dtypes(dtypes), *others)
     return "; ".join(part for part in parts if part)
 
 
@@ -39,22 +39,23 @@ def unlike_tokens(specs: Sequence[ModelSpec], prompts: Sequence[Prompt], setting
         for spec, other in zip(specs[1:], others, strict=True)
         if other.encodings is not first.encodings and [encoding.ids for encoding in other.encodings] != ids
     ]
+    if not unlike:
+        return ""
     verb = "splits" if len(unlike) == 1 else "split"
-    same = "these prompts into other tokens than"
-    return f"{listed(unlike)} {verb} {same} {specs[0].label}, which alone changes answers" if unlike else ""
+    return f"{listed(unlike)} {verb} these prompts into different tokens than {specs[0].label}, which changes answers"
 
 
 def unlike_dtypes(dtypes: Mapping[str, str]) -> str:
     """That models were read in different dtypes, whose rounding differs, in words; empty if all were read in one.
 
     >>> unlike_dtypes({"base": "bfloat16", "tuned": "float32"})
-    'base was read in bfloat16 and tuned in float32, so small differences may be rounding (use --dtype float32)'
+    'base was read in bfloat16 and tuned in float32, so small differences may be rounding (read all in float32)'
     """
     if len(set(dtypes.values())) < 2:
         return ""
     (first, dtype), *others = dtypes.items()
-    read = listed([f"{first} was read in {dtype}", *(f"{label} in {dtype}" for label, dtype in others)])
-    return f"{read}, so small differences may be rounding (use --dtype float32)"
+    clauses = listed([f"{first} was read in {dtype}", *(f"{label} in {dtype}" for label, dtype in others)])
+    return f"{clauses}, so small differences may be rounding (read all in float32)"
 
 
 def few_subjects(prompts: Sequence[Prompt]) -> str:
@@ -85,7 +86,7 @@ def _trained(spec: ModelSpec) -> set[tuple[str, str]]:
         folder = Path(marker["config"]["adapter"])
     runs = [path for path in (folder, *folder.absolute().parents[:2]) if read_json(path / MARKER).get("kind") == KIND]
     files = [run / FACTS[part] for run in runs for part in ("train", "replay")]
-    return {_name(fact) for file in files if file.is_file() for fact in load_own(file)}
+    return {_name(fact) for file in files if file.is_file() for fact in load_written(file)}
 
 
 def _name(fact: Fact) -> tuple[str, str]:

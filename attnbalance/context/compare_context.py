@@ -71,10 +71,10 @@ def compare_context(
         with results.working() as work:
             measured, dtypes = dict[str, Reliance](), dict[str, str]()
             for i, spec in enumerate(specs):
-                kept = _reliance(spec, prompts, settings, work / f"model {i}", str(results.config), progress)
-                measured[spec.label], dtypes[spec.label] = kept
-            parts = (caveats(specs, prompts, dtypes), unlike_tokens(specs, prompts, settings))
-            caveat = "; ".join(part for part in parts if part)
+                measured[spec.label], dtypes[spec.label] = _reliance(
+                    spec, prompts, settings, work / f"model {i}", str(results.config), progress
+                )
+            caveat = caveats(specs, prompts, dtypes, unlike_tokens(specs, prompts, settings))
             words = f"{answer(measured)} {caveat}." if caveat else answer(measured)
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**conflicts.dropped, **dropped}) as folder:
@@ -85,7 +85,7 @@ def compare_context(
 def _reliance(
     spec: ModelSpec, prompts: PromptSet, settings: MeasureSettings, saved: Path, key: str, progress: bool
 ) -> tuple[Reliance, str]:
-    """What an earlier run saved of a model, or what is read now, and saved; and the model's dtype."""
+    """A model's reliance, saved by an earlier run or read now, and its dtype."""
     without = make_prompts([prompt.fact for prompt in prompts], WITHOUT[settings.template])
     key += hash_prompts(prompts)  # a chat template may write the date
     kept = load_reliance(saved, key, tuple(prompts))

@@ -21,10 +21,10 @@ def save_reliance(reliance: Reliance, dtype: str, folder: Path, key: str) -> Non
 def load_reliance(folder: Path, key: str, prompts: tuple[Prompt, ...]) -> tuple[Reliance, str] | None:
     """What was read of these prompts under this key, and in which dtype, or None.
 
-    A damaged folder is set aside with a warning.
+    What an earlier version kept without a dtype counts as not there. A damaged folder is set aside with a warning.
     """
     saved = kept(folder, key)
-    if saved is None or "dtype" not in saved[0]:  # of an earlier version
+    if saved is None or "dtype" not in saved[0]:
         return None
     about, values = saved
     attention = {

@@ -52,7 +52,7 @@ these random models), and their errors differ; what is wrong everywhere is seen,
 LENGTHS = (41, 3, 29, 17, 5, 23, 11, 35)
 
 SHARED = 12
-"""Words with which all longer prompts begin."""
+"""Number of words that all longer prompts begin with."""
 
 
 def _prompts() -> list[Prompt]:

@@ -49,8 +49,8 @@ def check_resumed(checkpoint: Path, sums: Mapping[str, float]) -> None:
 def warn_of_trained(model: nn.Module, sums: Mapping[str, float], objective: str, needs_base: bool) -> None:
     """Warn of a model that was trained before, and so is not the base that training began with.
 
-    That is one loaded from a checkpoint, and an object that an earlier trainer with an objective had. One whose
-    objective needs no base is only remembered.
+    That is one loaded from a checkpoint, or an object that was given to an earlier trainer with an objective. If the
+    objective needs no base, its weights are noted, and nothing is said.
     """
     base = base_of(model)
     folder = Path(str(getattr(base.config, "_name_or_path", "")))
@@ -61,7 +61,7 @@ def warn_of_trained(model: nn.Module, sums: Mapping[str, float], objective: str,
         what = f"the model from {folder} as its base, but that is a checkpoint that was finetuned from another model"
     elif not same_sums(first, sums):
         what = (
-            f"this {type(base).__name__} object as its base, but that was changed since an earlier trainer took it; "
+            f"this {type(base).__name__} object as its base, but that has changed since an earlier trainer took it; "
             "to run the same training again, load the model again"
         )
     else:

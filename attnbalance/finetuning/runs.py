@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbalance.arguments import Kind, fits
 from attnbalance.data.facts import FactSet
-from attnbalance.data.sources.own_facts import load_own
+from attnbalance.data.sources.own_facts import load_written
 from attnbalance.errors import ModelError, OutputError
 from attnbalance.files.outputs import MARKER, check_saved, read_json, without_hash
 from attnbalance.files.seals import RUN, refuse_changed
@@ -120,7 +120,7 @@ class Run:
     def _facts(self, part: str) -> FactSet:
         hashes = self.config.get("facts_sha256")
         recorded = hashes.get(part, NONE.sha256) if isinstance(hashes, dict) else None
-        return NONE if recorded == NONE.sha256 else load_own(self.path / FACTS[part])
+        return NONE if recorded == NONE.sha256 else load_written(self.path / FACTS[part])
 
 
 def load_run(path: str | Path) -> Run:

@@ -16,7 +16,11 @@ def evaluating(model: Module) -> Iterator[None]:
     is measured is what a checkpoint loaded from disk would give.
     """
     training = [module for module in model.modules() if module.training]
-    wrapped = {module: vars(module)["forward"] for module in model.modules() if "_original_forward" in vars(module)}
+    wrapped = {
+        module: vars(module)["forward"]
+        for module in model.modules()
+        if {"forward", "_original_forward"} <= vars(module).keys()
+    }
     model.eval()
     for module in wrapped:  # also a base into which adapters were put after it was trained
         module.forward = module._original_forward  # pyright: ignore[reportAttributeAccessIssue]

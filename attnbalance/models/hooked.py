@@ -59,8 +59,8 @@ class HookedModel:
     editable: bool = True
     """Whether rows can be edited as well as read: not with the kernel "eager", nor if several rows have one layer
     number."""
-    adapted: bool = True
-    """Whether there were adapters in the model when it was loaded. If not, and there are some now, it is refused."""
+    bare: bool = False
+    """Whether it was loaded without adapters. If it has some now, even switched off, it is refused."""
 
     @property
     def device(self) -> torch.device:
@@ -105,10 +105,10 @@ class HookedModel:
 
         Raises `ModelError` for a model that was loaded without adapters and has some now.
         """
-        if not self.adapted and getattr(base_of(self.model), "peft_config", None):
+        if self.bare and getattr(base_of(self.model), "peft_config", None):
             raise ModelError(
-                f"adapters were put into {self.name} after it was loaded: it is the adapted model now; load that one, "
-                "and the base again from its path"
+                f"adapters were put into {self.name} after it was loaded, so it reads the adapted model now; load the "
+                "adapted model, and load the base again from its path"
             )
         with evaluating(self.model):
             yield
@@ -232,7 +232,7 @@ class HookedModel:
 
 
 def check_apart(a: HookedModel, b: HookedModel) -> None:
-    """Raise `ModelError` for two handles on one model object, which both read it as it is now."""
+    """Raise `ModelError` for two handles on one model object: both would read its current weights."""
     if a is not b and base_of(a.model) is base_of(b.model):
         raise ModelError(
             f"{a.name} and {b.name} are one model object in memory, so there is nothing to compare: training and "
@@ -274,5 +274,5 @@ def hook(model: Module, tokenizer: PreTrainedTokenizerBase, name: str) -> Hooked
             "which is slower and holds whole attention maps",
             stacklevel=3,
         )
-    limit, adapted = position_limit(base.config), bool(getattr(base, "peft_config", None))
-    return HookedModel(model, tokenizer, name, max_positions=limit, adapted=adapted, **learned._asdict())
+    limit, bare = position_limit(base.config), not getattr(base, "peft_config", None)
+    return HookedModel(model, tokenizer, name, max_positions=limit, bare=bare, **learned._asdict())

@@ -46,7 +46,7 @@ def load_model(
         model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file, which is
             converted once into a folder beside it, or a model object, which is used in place: its attention
             implementation is set to ours, which gives the outputs of SDPA (and, as SDPA, no maps for
-            `output_attentions`), and what trains it or adapts it in place changes what is read.
+            `output_attentions`). Training it, or putting adapters into it, changes what is read.
         tokenizer: by default the model's own; required with a model object. An adapter's folder may hold another one,
             which is not used unless named here; a warning says so.
         adapter: a peft folder or Hub id, loaded on top and left unmerged.

@@ -22,9 +22,9 @@ def merged(model: HookedModel) -> Module:
     without), or that would change another module too (tied embeddings).
     """
     _check_tied(model)
+    with model.evaluating():
+        twin: Any = copy.deepcopy(model.model)
     try:
-        with model.evaluating():
-            twin: Any = copy.deepcopy(model.model)
         if not hasattr(twin, "merge_and_unload"):
             return _without_own_adapters(twin)
         if _settled(twin):

@@ -95,10 +95,11 @@ def run_finetuning(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
 
 def ask_untrained(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
     """What `UNTRAINED` answer to the tested facts, each by its name, and what the model is."""
-    template = FinetuneSettings(**settings["training"]).template
+    training = FinetuneSettings(**settings["training"])
+    template = training.template
     prompts, shortcuts = make_prompts(split.heldout, template), split.train.most_frequent_answers()
     shots = in_form(FEW_SHOT, prompts, settings["seed"], make_prompts(split.validation, template))
-    model, tokens = load_model(model_of(settings)), settings["new tokens"]
+    model, tokens = load_model(model_of(settings), dtype=training.compared_dtype), settings["new tokens"]
     usual = {relation: answers[0] for relation, answers in split.validation.most_frequent_answers().items()}
     constant = score(prompts, [usual[prompt.fact.relation] for prompt in prompts], shortcuts, CONTAINMENT)
     return {

@@ -89,12 +89,12 @@ def part_of(name: str, questions: InstructionSet, model: HookedModel) -> Instruc
 
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    model = load_model(model_of(settings))
+    training = FinetuneSettings(**settings["training"], seed=settings["seed"])
+    model = load_model(model_of(settings), dtype=training.compared_dtype)
     trained, tested = _usable_halves(settings, model.tokenizer, model.max_positions)
     if settings["split"] == BASE:
         return _ask_untrained(model, trained, tested)
     part = part_of(settings["split"], trained, model)
-    training = FinetuneSettings(**settings["training"], seed=settings["seed"])
     validation = max(1, round(VALIDATION * len(part)))
     with TemporaryDirectory() as folder:
         try:

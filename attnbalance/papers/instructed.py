@@ -97,7 +97,7 @@ def run_instructed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a cell holds: the answers to the conflicts of the untrained model, or of each checkpoint."""
     conflicts = _asked(settings)
     if settings["split"] == BASE:
-        model = load_model(model_of(settings))
+        model = load_model(model_of(settings), dtype=FinetuneSettings(**settings["training"]).compared_dtype)
         return {
             "start": _ask(model, conflicts),
             "parameters": sum(weight.numel() for weight in model.model.parameters()),

@@ -35,7 +35,7 @@ class Relevance:
     Attributes:
         subject: Counterpart of s_rel (Ghosal et al. 2024, Definition 4.3): the gradient of log p(answer) with respect
             to each subject token's attention probability, averaged over the subject with attention as weights; 0 where
-            no attention is on it, such as behind a sliding window.
+            it gets no attention, such as outside a sliding window.
         others: Counterpart of p_rel (Definition 4.4): the same average over all other tokens.
         push: The gradient of log p(answer) with respect to a number added to the scores of all subject tokens:
             m ((1 - m) subject - m' others), with m and m' the attention on the subject and on the others; without
@@ -68,7 +68,7 @@ def read_relevance(
     and `others` are exactly the paper's s_rel and p_rel. In deep models, the gradient includes the response of all
     later layers, attention rows included. (Definition 4.4 prints f(r, p_r); its derivation shows that f(s, p_r) is
     meant.) Takes one forward and one backward pass for each batch. Raises `ModelError` for models whose rows cannot be
-    edited.
+    edited, and under `torch.inference_mode`.
 
     model: the model.
     prompts: the prompts that are read.

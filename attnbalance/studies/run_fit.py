@@ -73,7 +73,7 @@ def _with_replay(split: Split, variant: Variant, prepared: PreparedWorld, progre
 
     template, share = variant.settings.template, variant.replay_share
     facts = None if variant.replay == GENERATED else prepared.facts
-    base = load_model(prepared.base, dtype=variant.settings.dtype)
+    base = load_model(prepared.base, dtype=prepared.dtype)
     settings = {"template": template, "seed": prepared.seed, "progress": progress}
     return replay(base, split, facts, SHARE if share is None else share, **settings)[0]
 

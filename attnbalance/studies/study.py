@@ -47,6 +47,7 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
         warnings.warn("no method is called plain: the columns against plain stay empty", stacklevel=2)
     worlds = {name: _with_files(settings) for name, settings in plan.worlds.items()}
     _take_up(worlds, out)
+    _refuse_mixed(plan, out)
     with in_place(out, KIND, {"worlds": worlds}):  # methods, seeds and splits may be added
         for (world, seed), fits in itertools.groupby(plan.part(index, count), key=lambda fit: (fit.world, fit.seed)):
             left = [fit for fit in fits if not _done(fit, plan, out)]
@@ -59,7 +60,6 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
             for world, settings in worlds.items():
                 _refuse_changed(world, settings, _with_files(plan.worlds[world]), out)
             results = [read_saved(out / fit.folder / RESULT) for fit in plan.fits]
-            _refuse_mixed(results, plan.dtype)
             _warn_of_versions(results)
             return write_tables([*_controls(plan, out, progress), *results], out)
     return (
@@ -68,13 +68,14 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
     )
 
 
-def _refuse_mixed(results: Sequence[Mapping[str, Any]], dtype: str | None) -> None:
-    """Raise `OutputError` for fits that were asked in another dtype, before a method was added that decides it."""
-    mixed = sum(result.get("dtype", dtype) != dtype for result in results)
+def _refuse_mixed(plan: Study, out: Path) -> None:
+    """Raise `OutputError` for fits that were measured in another dtype than the study's methods now call for."""
+    done = [read_saved(out / fit.folder / RESULT) for fit in plan.fits if (out / fit.folder / RESULT).is_file()]
+    mixed = sum("dtype" not in result or result["dtype"] != plan.dtype for result in done if result)
     if mixed:
         raise OutputError(
-            f"{mixed} of {len(results)} fits were asked in another dtype than {dtype or 'the base has'}, in which this "
-            "study compares its methods; name a new folder"
+            f"{mixed} of {len(done)} fits in {out} were measured in another dtype than {plan.dtype or 'the base has'}, "
+            "in which this study compares its methods, or by an earlier version; name a new folder"
         )
 
 

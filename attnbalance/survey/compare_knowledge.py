@@ -68,8 +68,7 @@ def compare_knowledge(
             for i, spec in enumerate(specs):
                 measured[spec.label], dtypes[spec.label] = _ask(spec, prompts, settings, work / f"model {i}", progress)
             said = [*(answer(*pair) for pair in measured.items()), *changes.sentences(measured)]
-            parts = (caveats(specs, prompts, dtypes), unlike_tokens(specs, prompts, settings))
-            caveat = "; ".join(part for part in parts if part)
+            caveat = caveats(specs, prompts, dtypes, unlike_tokens(specs, prompts, settings))
             words = " ".join([*said, f"{caveat}."] if caveat else said)
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:

@@ -16,6 +16,7 @@ from trainers import assert_close
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.finetuning.runs import load_run
+from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.models.hooked import HookedModel
 
 
@@ -38,6 +39,18 @@ def test_finetune_makes_a_model_that_curve_reads_on_held_out_facts(
     assert shlex.split(command)[1:] == ["attnbalance", "curve", *models, *asked]
     code, text = run_command("curve", *models, "--facts", run / "heldout.jsonl", "--out", tmp_path / "out")
     assert code == 0, text
+
+
+def test_whole_weights_and_their_base_are_compared_in_one_dtype(
+    llama_folder: Path, tmp_path: Path, facts_file: Path
+) -> None:
+    options = ("--facts", facts_file, "--split", "whole", "--steps", 1, "--batch-size", 4)
+    code, text = run_command("finetune", llama_folder, *options, "--out", tmp_path / "whole")
+    assert code == 0, text
+    assert text.rstrip().endswith(f"--out {tmp_path}/whole-compared --dtype float32")
+    assert "too few to tell" not in text  # there is one checkpoint
+    assert FinetuneSettings(lora_rank=2).compared_dtype is None
+    assert FinetuneSettings(dtype="bfloat16").compared_dtype == "bfloat16"
 
 
 def test_a_run_is_scaled_and_then_measured_like_any_adapter(

@@ -88,7 +88,7 @@ def test_models_whose_tokenizers_split_the_prompts_differently_are_named(llama_f
     prompts = make_prompts(FactSet(FACTS))
     assert unlike_tokens(specs[:2], prompts, MeasureSettings()) == ""
     assert unlike_tokens(specs, prompts, MeasureSettings()) == (
-        "other splits these prompts into other tokens than base, which alone changes answers"
+        "other splits these prompts into different tokens than base, which changes answers"
     )
     assert unlike_tokens([*specs[::-1]], prompts, MeasureSettings()).startswith("alike and base split these prompts")
     assert unlike_tokens(specs, prompts, MeasureSettings(tokenizer=str(llama_folder))) == ""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from conflict_facts import CONFLICTS
+from tiny import tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
@@ -59,13 +60,26 @@ def test_a_killed_run_reads_only_what_is_left(
         compare_context(specs, FACTS, HOW, tmp_path / "out")
     said = compare_context(specs, FACTS, HOW, tmp_path / "out")
     assert said.endswith(
-        " a was read in float32 and b in bfloat16, so small differences may be rounding (use --dtype float32)."
+        " a was read in float32 and b in bfloat16, so small differences may be rounding (read all in float32)."
     )
     assert len(calls) == 3
     monkeypatch.undo()
     assert compare_context(specs, FACTS, HOW, tmp_path / "whole") == said
     for name in ("context.json", "answers.jsonl", "table.md"):
         assert (tmp_path / "out" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_training_facts_few_subjects_and_other_tokens_are_named(long_llama_folder: Path, tmp_path: Path) -> None:
+    tuned = Path(shutil.copytree(long_llama_folder, tmp_path / "tuned"))
+    tiny_tokenizer("metaspace").save_pretrained(tuned)
+    (tuned / "attnbalance.json").write_text(json.dumps({"kind": "finetune"}))
+    about = {"subject": CONFLICTS[0].subject, "relation": CONFLICTS[0].relation, "answers": ["x"]}
+    (tuned / "train.jsonl").write_text(json.dumps(about) + "\n")
+    said = compare_context(
+        [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(tuned))], FACTS, HOW, tmp_path / "out"
+    )
+    assert f"b was finetuned on the facts of 1 of these {len(CONFLICTS)}" in said
+    assert "b splits these prompts into different tokens than a" in said
 
 
 def test_what_cannot_be_asked_is_refused_or_dropped(long_llama_folder: Path, tmp_path: Path) -> None:

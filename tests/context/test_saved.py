@@ -8,6 +8,7 @@ import torch
 from conflict_facts import made
 
 from attnbalance.context.saved import load_reliance, save_reliance
+from attnbalance.files.kept_tensors import keep
 
 
 def test_it_comes_back_under_its_key_alone(tmp_path: Path) -> None:
@@ -23,3 +24,8 @@ def test_it_comes_back_under_its_key_alone(tmp_path: Path) -> None:
         assert torch.equal(again.attention[role].values, reading.values)
         assert again.attention[role].layers == reading.layers
     assert load_reliance(tmp_path / "model", "other", made().prompts) is None
+
+
+def test_what_an_earlier_version_kept_without_a_dtype_counts_as_not_there(tmp_path: Path) -> None:
+    keep(tmp_path / "model", "key", {"outputs": made().outputs}, {"log_odds": made().log_odds})
+    assert load_reliance(tmp_path / "model", "key", made().prompts) is None

@@ -89,7 +89,7 @@ def test_rows_that_are_off_after_a_shared_prefix_alone_are_wrong(dtype: str, mon
     rows = HookedModel.rows
 
     def off(self: HookedModel, batch: PromptBatch, cache: DynamicCache | None = None) -> torch.Tensor:
-        return rows(self, batch, cache).flip(-1) if cache else rows(self, batch)
+        return rows(self, batch, cache).flip(-1) if cache is not None else rows(self, batch)
 
     monkeypatch.setattr(HookedModel, "rows", off)
     outcome = check_family("llama", False, dtype)

@@ -77,7 +77,7 @@ def test_an_object_that_an_earlier_trainer_trained_is_no_silent_base(tmp_path, f
         made(tmp_path, model, objective=first)
         made(tmp_path, model).train()  # not trained in between
         made(tmp_path / "ce", model, objective="ce")  # needs no base
-    with pytest.warns(UserWarning, match="this LlamaForCausalLM object as its base, but that was changed since an ear"):
+    with pytest.warns(UserWarning, match="this LlamaForCausalLM object as its base, but that has changed since an ear"):
         made(tmp_path / "next", model)
 
 

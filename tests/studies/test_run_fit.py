@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.errors import OutputError
+from attnbalance.files.outputs import HASH, read_json, write_saved
 from attnbalance.finetuning.replay import SHARE
 from attnbalance.finetuning.runs import load_run
 from attnbalance.finetuning.splits import Split
@@ -93,8 +94,29 @@ def test_a_base_stored_in_bfloat16_is_compared_in_the_dtype_of_the_fits(
     fit = json.loads((out / "fits/tiny/seed-0/top/lora" / RESULT).read_text())
     assert fit["dtype"] == "float32"
     assert fit["drift"] == pytest.approx(0, abs=1e-9)
-    config.write_text(with_adapter.replace(f"  plain: {{{little}}}\n", ""))
-    with pytest.warns(UserWarning, match="no method"), pytest.raises(OutputError, match="1 of 1 fits were asked in an"):
+
+
+def test_a_method_that_changes_the_dtype_of_a_study_is_refused_before_anything_is_trained(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, out = tmp_path / "study.yaml", tmp_path / "out"
+    world = f"worlds: {{tiny: {{facts: synthetic, subjects: 30, answers: 3, model: {llama_folder}}}}}"
+    adapter = f"{world}\nsplits: [top]\nmethods:\n  lora: {{lora_rank: 2, steps: 1}}\n"
+    config.write_text(adapter)
+    with pytest.warns(UserWarning, match="no method is called plain"):
+        study(config, out)
+    monkeypatch.setattr("attnbalance.studies.run_fit.finetune", lambda *_, **__: pytest.fail("trained"))
+    config.write_text(f"{adapter}  plain: {{steps: 1}}\n")
+    with pytest.raises(OutputError, match=r"1 of 1 fits in .* were measured in another dtype than float32"):
+        study(config, out)
+    config.write_text(adapter)
+    path = out / "fits/tiny/seed-0/top/lora" / RESULT
+    saved = read_json(path)
+    write_saved(path, {name: saved[name] for name in saved if name not in ("dtype", HASH)})
+    with (
+        pytest.warns(UserWarning, match="no method is called plain"),
+        pytest.raises(OutputError, match="than the base has, in which .* or by an earlier version"),
+    ):
         study(config, out)
 
 

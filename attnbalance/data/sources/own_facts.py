@@ -20,17 +20,21 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """What a cell of text with a number looks like; Python would also read "1_0" and "nan"."""
 
 
-BAR = re.compile(r"\s*[^\[\s].*[|;].*", re.DOTALL)
+SEPARATED = re.compile(r"\s*[^\[\s].*[|;].*", re.DOTALL)
 """A cell with a "|" or ";" that is no JSON list."""
 
-COLLECTION = re.compile(r"""(?:c|array|list|tuple|set|frozenset)?\(\s*(?:['"\[{].*|[\d.]+\s*,.*)\)|\{.*\}""", re.DOTALL)
+COLLECTION = re.compile(
+    r"""(?:c|array|list|tuple|set|frozenset)?\("""
+    r"""(?:\s*(['"\[{]).*['"\]}]\s*,?(\s*dtype=.*)?|\s*-?[\d.]+\s*(,\s*-?[\d.]+\s*)+,?)\)|\{.*\}""",
+    re.DOTALL,
+)
 """How Python, pandas, R and databases write several values into one cell."""
-
-JSON = re.compile(r'\s*(?:\[.*|"(?:[^"\\]|\\.)*"\s*)', re.DOTALL)
-"""A cell that is JSON: a list, or one text in quotes."""
 
 FLOAT = re.compile(r"-?\d+\.0", re.ASCII)
 """A whole number as a table writes it in a column that it takes for decimal numbers."""
+
+QUOTED = re.compile(r'"[^"]*"')
+"""A text within quotation marks, such as a JSON text."""
 
 MISSING = ("na", "nan", "null", "none", "<na>")
 """How tables write a cell without a value, in small letters."""
@@ -39,11 +43,11 @@ MISSING = ("na", "nan", "null", "none", "<na>")
 def load_own(path: str | Path) -> FactSet:
     """Facts from a table with one fact in each row, and the columns of `REQUIRED` and, optionally, `OPTIONAL`.
 
-    `answers` is a list, or a string that is one answer or a JSON list of them; a string that holds "|" or ";" gives a
-    warning, as do "NA" and 1867.0. Subjects, relations and answers are text or whole numbers, which
-    are read as text, without the white space around them. Raises `DataError`, naming the row and the column, for a
-    missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation and question are merged,
-    and counted in `dropped`.
+    `answers` is a list, or a string that is one answer or a JSON list of them. Subjects, relations and answers are text
+    or whole numbers, which are read as text, without the white space around them. Warns of cells that do not look like
+    one answer: with "|" or ";", in quotation marks, 1867.0, "NA". Raises `DataError`, naming the row and the column,
+    for a missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation and question are
+    merged, and counted in `dropped`.
     """
     rows = read_rows(path)
     known = (*REQUIRED, *OPTIONAL)
@@ -62,36 +66,38 @@ def load_own(path: str | Path) -> FactSet:
         if missing:
             raise DataError(f"{where}: no {missing[0]!r}; a facts file needs {', '.join(REQUIRED)} in every row")
         facts.append(_fact(row, where))
-    joined = [row["answers"] for row in rows if isinstance(row["answers"], str) and BAR.fullmatch(row["answers"])]
-    if joined:
-        some = "1 cell of answers holds" if len(joined) == 1 else f"{len(joined)} cells of answers hold"
-        warnings.warn(
-            f"{path}: {some} a '|' or ';', such as {joined[0]!r}, and one answer each; write several as a JSON list: "
-            '["first", "second"]',
-            stacklevel=2,
-        )
-    _warn_of_cells(path, facts)
+    _warn_of_cells(path, rows, facts)
     merged = FactSet(tuple(facts), str(path)).merged()
     repeated = len(facts) - len(merged)
     dropped = {"merged into an earlier row of the same question": repeated} if repeated else {}
     return FactSet(merged.facts, str(path), dropped)
 
 
-def _warn_of_cells(path: str | Path, facts: Sequence[Fact]) -> None:
-    """Warn of answers and subjects that tables write by themselves: "NA" where there is none, 1867.0 for 1867."""
-    none = [fact for fact in facts if fact.answer.lower() in MISSING]
+def load_written(path: str | Path) -> FactSet:
+    """Facts from a file that this package wrote, without warnings of their cells; raises as `load_own` does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_own(path)
+
+
+def _warn_of_cells(path: str | Path, rows: Sequence[Record], facts: Sequence[Fact]) -> None:
+    """Warn of cells that hold several answers, or that spreadsheet programs and pandas have changed."""
+    cells = [str(row["answers"]) if isinstance(row["answers"], str) else "" for row in rows]
+    separated = [fact for fact, cell in zip(facts, cells, strict=True) if SEPARATED.fullmatch(cell)]
+    missing = [fact for fact in facts if any(answer.lower() in MISSING for answer in fact.answers)]
     floats = [fact for fact in facts if any(map(FLOAT.fullmatch, (fact.subject, *fact.answers)))]
+    quoted = [fact for fact in facts if any(map(QUOTED.fullmatch, fact.answers))]
     for chosen, what in (
-        (none, "have an answer that tables write where there is none"),
-        (
-            floats,
-            "hold a whole number as tables write it among decimal numbers, which models do not say",
-        ),
+        (separated, """a '|' or ';' in one answer; write several as a JSON list: ["first", "second"]"""),
+        (missing, "an answer that stands for a missing value"),
+        (floats, "a whole number with '.0' at its end, which no model will say"),
+        (quoted, "an answer in quotation marks, which count as a part of it"),
     ):
         if chosen:
-            first = f"{chosen[0].subject!r}: {chosen[0].answer!r}"
+            first = f"{chosen[0].subject!r}: {chosen[0].answers[0]!r}"
             warnings.warn(
-                f"{path}: {len(chosen)} of {len(facts)} facts {what} (first: {first}); mend these rows, or ignore this",
+                f"{path}: {len(chosen)} of {len(facts)} facts have {what} (first: {first}); fix these rows, or ignore "
+                "this",
                 stacklevel=3,
             )
 
@@ -125,14 +131,16 @@ def text_of(value: object, column: str) -> str:
 
 
 def answers_of(value: object) -> tuple[str, ...]:
-    """A cell of answers: a list, one answer, or a JSON list or text of them in a text."""
-    if isinstance(value, str) and JSON.fullmatch(value):
+    """A cell of answers: a list, one answer, or a JSON list of them in a text."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = parse_json(value)
         except DataError as error:
             raise DataError(f"answers {value!r} is not a JSON list ({error})") from error
     if isinstance(value, str) and COLLECTION.fullmatch(value.strip()):
-        raise DataError(f"answers must be one answer or a JSON list, got {value!r}")
+        raise DataError(
+            f"answers must be one answer or a JSON list, got {value!r}; if this is one answer, write a list of one"
+        )
     texts = [text_of(answer, "an answer").strip() for answer in (value if isinstance(value, list) else [value])]
     return tuple(dict.fromkeys(texts))
 

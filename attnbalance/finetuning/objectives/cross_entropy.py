@@ -21,7 +21,7 @@ SCORE = " score"
 """The suffix of the target that holds the score whose rank is the weight."""
 
 EQUAL = 1e-5
-"""Scores that differ by less, relative to the largest, share a rank: rounding moves a score from batch to batch."""
+"""Scores that differ by less, relative to the largest size, share a rank: rounding in float32 moves a score by less."""
 
 
 def cross_entropy(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:

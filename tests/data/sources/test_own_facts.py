@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from attnbalance import Fact
-from attnbalance.data.sources.own_facts import load_own
+from attnbalance.data.sources.own_facts import load_own, load_written
 from attnbalance.errors import DataError
 
 GOOD = {"subject": "Peru", "relation": "capital", "answers": ["Lima"]}
@@ -69,28 +69,38 @@ def test_answers_in_one_cell_that_are_no_json_list_are_refused_or_warned_of(tmp_
         with pytest.raises(DataError, match="row 1: answers must be one answer or a JSON list, got "):
             load_own(path)
     path.write_text("subject,relation,answers\nA,b,x|y\nC,b,x; y\nB,b,(What's the Story) Morning Glory?\n")
-    with pytest.warns(UserWarning, match=r"2 cells of answers hold a '\|' or ';', such as 'x\|y', and one answer each"):
+    with pytest.warns(UserWarning, match=r"2 of 3 facts have a '\|' or ';' in one answer.*\(first: 'A': 'x\|y'\)"):
         facts = load_own(path)
     assert [fact.answers for fact in facts] == [("x|y",), ("x; y",), ("(What's the Story) Morning Glory?",)]
 
 
-def test_an_answer_that_is_json_text_stands_without_its_quotes(tmp_path: Path) -> None:
-    path = tmp_path / "facts.csv"
-    path.write_text('subject,relation,answers\nA,b,"""Paris"""\nC,b,"""Weird Al"" Yankovic"\nD,b,"c(x)"\n')
-    assert [fact.answers for fact in load_own(path)] == [("Paris",), ('"Weird Al" Yankovic',), ("c(x)",)]
+@pytest.mark.parametrize(
+    "name", ["('Til Tuesday)", '("Weird Al") Yankovic (band)', "(2,4-D)", "('Tis) the Season (Live)"]
+)
+def test_names_that_begin_with_a_bracket_are_one_answer(tmp_path: Path, name: str) -> None:
+    assert load_own(written(tmp_path, GOOD | {"answers": name}))[0].answers == (name,)
+    assert load_own(written(tmp_path, GOOD | {"answers": ["{x}"]}))[0].answers == ("{x}",)  # as the error says
 
 
-def test_answers_that_tables_write_by_themselves_are_warned_of(tmp_path: Path) -> None:
+def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "facts.csv"
-    path.write_text("subject,relation,answers\nA,b,NA\nB,b,None\nC,b,Nana\nD,b,1867.0\n7.0,b,c\nE,b,3.05\n")
+    cells = ("A,b,NA", "B,b,None", "C,b,Nana", "D,b,1867.0", "7.0,b,c", "E,b,3.05", 'F,b,"""Paris"""', 'G,b,"""W"" Y"')
+    path.write_text("\n".join(("subject,relation,answers", *cells)))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         facts = load_own(path)
-    missing, numbers = (str(each.message) for each in caught)
-    assert "2 of 6 facts have an answer that tables write where there is none (first: 'A': 'NA')" in missing
-    assert "2 of 6 facts hold a whole number" in numbers
+    missing, numbers, quoted = (str(each.message) for each in caught)
+    assert "2 of 8 facts have an answer that stands for a missing value (first: 'A': 'NA'); fix these rows" in missing
+    assert "2 of 8 facts have a whole number with '.0' at its end" in numbers
     assert "(first: 'D': '1867.0')" in numbers
-    assert [fact.answer for fact in facts] == ["NA", "None", "Nana", "1867.0", "c", "3.05"]
+    assert (
+        """1 of 8 facts have an answer in quotation marks, which count as a part of it (first: 'F': '"Paris"')"""
+        in quoted
+    )
+    assert [fact.answer for fact in facts] == ["NA", "None", "Nana", "1867.0", "c", "3.05", '"Paris"', '"W" Y']
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_written(path).facts == facts.facts
 
 
 def test_rows_of_one_subject_typed_in_two_ways_are_one_question(tmp_path: Path) -> None:
