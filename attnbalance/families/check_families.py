@@ -4,10 +4,10 @@ Each family is built tiny and random from its configuration (see `tiny_models`).
 from which attention changes (a window, a chunk, the number of keys that sparse attention keeps, the original length of
 a scaled rotary embedding), the family is read twice: with that length beyond every prompt, and with one that most
 prompts cross. The prompts have 3 to 41 random tokens. Rows and last logits are read in batches padded left, in batches
-padded right, one prompt at a time, and after the cache of the tokens that five of them begin with, in families whose
-caches can be shared. The reference is each prompt alone, in float64 where the family can, without
-mask or position ids: rows of eager attention, logits of the attention that the family has by default. Models in
-bfloat16 are compared with the same rounded weights in float64.
+padded right, one prompt at a time, and, where caches can be shared, after the cache of the tokens that five of them
+begin with. The reference is each prompt alone, in float64 where the family can, without mask or position ids: rows of
+eager attention, logits of the attention that the family has by default. Models in bfloat16 are compared with the same
+rounded weights in float64.
 """
 
 from __future__ import annotations
@@ -104,15 +104,16 @@ def _read(model: HookedModel, encodings: list[Encoding], batch_size: int, side: 
 
 
 def _read_after_prefix(model: HookedModel, encodings: list[Encoding]) -> _ByPrompt:
-    """The rows, without logits, that are read after the cache of what prompts share."""
-    readings, nothing = _ByPrompt(), torch.empty(0)
-    for prefix, group in with_prefixes(
-        model, [e.ids for e in encodings], lambda shared, prompts: shared * (prompts - 1)
-    ):
+    """The rows, without logits, that are read after the cache of what prompts share; empty if none can be."""
+    readings, no_logits = _ByPrompt(), torch.empty(0)
+    groups = list(with_prefixes(model, [e.ids for e in encodings], lambda shared, prompts: shared * (prompts - 1)))
+    if all(prefix is None for prefix, _ in groups):
+        return readings
+    for prefix, group in groups:
         for indices, batch in model.batches([encodings[i] for i in group], 3, padding_side="right"):
             rows = model.rows(batch, None if prefix is None else copies(prefix, len(indices)))
             for i, row, mask in zip(indices, rows, batch.attention_mask, strict=True):
-                readings[group[i]] = row[..., mask != 0], nothing
+                readings[group[i]] = row[..., mask != 0], no_logits
     return readings
 
 
@@ -209,8 +210,8 @@ def check_family(name: str, crossed: bool, dtype: str = "float32") -> FamilyOutc
             kernel = hooked.kernel
             modes = {f"padded {side}": _read(hooked, encodings, 4, side) for side in ("left", "right")}
             modes["alone"] = _read(hooked, encodings, 1, "left")
-            if hooked.shares_prefixes:
-                modes["after a shared prefix"] = _read_after_prefix(hooked, encodings)
+            if after := _read_after_prefix(hooked, encodings):
+                modes["after a shared prefix"] = after
         except AttnBalanceError as error:
             return FamilyOutcome(name, crossed, REFUSED, str(error))
         except Exception as error:
