@@ -155,14 +155,15 @@ def encode_continued(
 def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The number of tokens of each prompt's longest accepted answer, with the space before it, if there is one.
 
-    Without a space it is that of the answer alone or in a new line, if more: SentencePiece puts a space before a text,
-    with which its first word may be one token that is several after a prompt. Warns of prompts for none of whose
-    answers the tokenizer has tokens: whatever a model says, it counts as wrong.
+    Without a space it is the larger of two counts, alone and after a line break: SentencePiece puts a space before a
+    text. Warns of prompts for none of whose answers the tokenizer has tokens: all outputs count as wrong.
     """
     written = [[f"{prompt.space}{answer}" for answer in prompt.fact.answers] for prompt in prompts]
-    following = {f"\n{text}" for own in written for text in own if not text[0].isspace()}
-    texts = ["\n", *dict.fromkeys(text for own in written for text in own), *following]
-    ids = dict(zip(texts, tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"], strict=True))  # pyright: ignore[reportArgumentType]
+    texts = list(dict.fromkeys(text for own in written for text in own))
+    following = [f"\n{text}" for text in texts if not text[0].isspace()]
+    texts += [*following, *["\n"][: len(following)]]
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"] if texts else []
+    ids = dict(zip(texts, encoded, strict=True))  # pyright: ignore[reportArgumentType]
     lost = cache(lambda text: _unwritten(text.strip(), ids[text], tokenizer))
     beyond = [own for own in written if all(map(lost, own))]
     if beyond:
@@ -171,9 +172,8 @@ def answer_lengths(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
             f"count as wrong (first: {lost(beyond[0][0])})",
             stacklevel=2,
         )
-    lengths = {text: len(ids[text]) for text in texts}
-    for text in following:
-        lengths[text[1:]] = max(lengths[text[1:]], lengths[text] - lengths["\n"])
+    lengths = {text: len(tokens) for text, tokens in ids.items()}
+    lengths |= {text[1:]: max(lengths[text[1:]], lengths[text] - lengths["\n"]) for text in following}
     return [max(lengths[text] for text in own) for own in written]
 
 

@@ -72,12 +72,17 @@ def checkpoints(work: Path) -> dict[int, Path]:
 
 
 def written(work: Path, steps: Iterable[int] = ()) -> dict[int, Path]:
-    """The complete checkpoints of finished work; raises `OutputError` if none is left, or one of `steps` is gone."""
+    """The complete checkpoints of finished work; raises `OutputError` for one that is gone or holds no weights."""
     done = checkpoints(work)
     gone = sorted(set(steps) - done.keys())
     if gone or not done:
         what = f"the checkpoint of step {gone[0]}" if gone else "every checkpoint"
         raise OutputError(f"{what} in {work} was removed while training ran; run the same command again")
+    if empty := [path for path in done.values() if not list(path.glob("*.safetensors"))]:
+        raise OutputError(
+            f"{empty[0]} holds no weights in safetensors: training in several processes must gather them (FSDP: "
+            "FULL_STATE_DICT; DeepSpeed: stage3_gather_16bit_weights_on_model_save); nothing was removed"
+        )
     return done
 
 

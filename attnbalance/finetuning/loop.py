@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase, TrainerState, TrainingArguments
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerState, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import PrinterCallback
 
-from attnbalance.errors import AttnBalanceError, DataError, DivergenceError, OutputError
+from attnbalance.errors import AttnBalanceError, DataError, DivergenceError, ModelError, OutputError
 from attnbalance.files.outputs import writing
 from attnbalance.files.processes import held_together
 from attnbalance.files.work import work_of, working
@@ -89,6 +89,7 @@ def train(
         frozen=frozen,
         gradient_rank=schedule.gradient_rank,
     )
+    check_whole(trainer)
     for callback in (PrinterCallback, DEFAULT_PROGRESS_CALLBACK):  # the trainer's own, in notebooks too
         trainer.remove_callback(callback)
     if data.validation is not None:
@@ -99,6 +100,16 @@ def train(
             tqdm.write(about, file=sys.stderr)
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
     return trainer.state.log_history
+
+
+def check_whole(trainer: Trainer) -> None:
+    """Raise `ModelError` for FSDP in which each process writes its own part of the weights, and none a model."""
+    plugin: Any = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if trainer.is_fsdp_enabled and plugin is not None and plugin.state_dict_type.name != "FULL_STATE_DICT":
+        raise ModelError(
+            f"FSDP with {plugin.state_dict_type.name} writes no checkpoint that can be loaded as a model; set "
+            "fsdp_state_dict_type: FULL_STATE_DICT in accelerate's configuration"
+        )
 
 
 @contextmanager

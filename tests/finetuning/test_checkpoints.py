@@ -117,3 +117,13 @@ def test_users_get_the_model_without_pickles(tmp_path, link):
     _save(tmp_path, 20, True)
     copy_for_users(tmp_path / "checkpoint-20", tmp_path / "copy", link=link)
     assert [path.name for path in (tmp_path / "copy").iterdir()] == ["model.safetensors"]
+
+
+def test_work_whose_checkpoints_hold_no_weights_is_not_finished_and_kept(tmp_path):
+    """As FSDP leaves them where each process writes its own part of the weights."""
+    for step in (2, 4):
+        _save(tmp_path, step, complete=True)
+    (tmp_path / "checkpoint-4" / "model.safetensors").rename(tmp_path / "checkpoint-4" / "part.distcp")
+    with pytest.raises(OutputError, match="checkpoint-4 holds no weights in safetensors.*FULL_STATE_DICT"):
+        written(tmp_path, (2, 4))
+    assert _left(tmp_path) == ["checkpoint-2", "checkpoint-4"]

@@ -6,15 +6,17 @@ import errno
 import functools
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import SafetensorError
 from short_runs import SHORT, SPLIT, Killed, assert_equal_weights, short, weights
 from tiny import tiny_tokenizer
+from torch.distributed.fsdp import StateDictType
 from transformers import LlamaForCausalLM
 
-from attnbalance.errors import DivergenceError, OutputError
+from attnbalance.errors import DivergenceError, ModelError, OutputError
 from attnbalance.families.tiny_models import build
 from attnbalance.finetuning import callbacks, loop
 from attnbalance.finetuning.examples import IGNORED, Example
@@ -211,3 +213,16 @@ def test_the_next_token_is_learned_also_where_a_familys_own_loss_is_of_the_same_
     log = loop.train(model, tokenizer, loop.TrainingData(examples), tmp_path / "work", schedule)
     (loss,) = [entry["loss"] for entry in log if "loss" in entry]
     assert loss == pytest.approx(sum(losses) / len(losses), abs=2e-4)  # the log has four digits
+
+
+@pytest.mark.parametrize("kind", ["SHARDED_STATE_DICT", "LOCAL_STATE_DICT"])
+def test_fsdp_that_writes_parts_of_the_weights_is_refused_before_training(kind: str) -> None:
+    def trainer(name: str | None, enabled: bool = True) -> SimpleNamespace:
+        plugin = None if name is None else SimpleNamespace(state_dict_type=StateDictType[name])
+        state = SimpleNamespace(fsdp_plugin=plugin)
+        return SimpleNamespace(is_fsdp_enabled=enabled, accelerator=SimpleNamespace(state=state))
+
+    with pytest.raises(ModelError, match=f"FSDP with {kind} writes no checkpoint .* set fsdp_state_dict_type: FULL"):
+        loop.check_whole(trainer(kind))  # pyright: ignore[reportArgumentType]
+    for right in (trainer("FULL_STATE_DICT"), trainer(None, enabled=False), trainer(kind, enabled=False)):
+        loop.check_whole(right)  # pyright: ignore[reportArgumentType]
