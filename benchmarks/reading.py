@@ -28,10 +28,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import ctypes
 import itertools
 import json
-import multiprocessing
 import random
 import statistics
 import time
@@ -45,6 +43,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from peak_memory import peak_mib
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -157,34 +156,6 @@ def check_equal(model: HookedModel, workload: Workload, eager: Any) -> None:
             maps = eager(input_ids=ids, output_attentions=True).attentions
             expected = torch.stack([layer[0, :, -1] for layer in maps])
             torch.testing.assert_close(row[..., : ids.shape[1]], expected, atol=TOLERANCE, rtol=0)
-
-
-def peak_mib(way: Way) -> float:
-    """The peak memory of a way in a process of its own, above what that had when the way began (Linux).
-
-    The way runs twice; what only its first run takes, such as pages of libraries, is not counted.
-    """
-    ours, theirs = multiprocessing.Pipe()
-
-    def status(field: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
-
-    def run() -> None:
-        way()
-        ctypes.CDLL(None).malloc_trim(0)  # so that freed memory is not used again uncounted
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
-        before = status("VmRSS")
-        way()
-        theirs.send(status("VmHWM") - before)
-
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    theirs.close()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError(f"measuring memory failed with exit code {process.exitcode}")
-    return ours.recv() / MIB
 
 
 def measure(ways: dict[str, Way], rounds: int) -> dict[str, dict[str, Any]]:
