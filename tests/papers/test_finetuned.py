@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from attnbalance import FinetuneSettings, finetune, load_facts, load_model, make_prompts, recall, split_facts
 from attnbalance.papers.figure import CellResult
-from attnbalance.papers.finetuned import BASE, accuracy, run_finetuning, split_workload, tuned
+from attnbalance.papers.finetuned import BASE, accuracy, ask_untrained, run_finetuning, split_workload, tuned
 from attnbalance.papers.sources import Sources
 
 
@@ -31,6 +34,26 @@ def test_a_cell_holds_the_run_that_its_settings_describe(llama_folder: Path, tmp
     assert values["right"]["containment"] == list(map(int, said.correct))
     assert values["losses"] == [[step, pytest.approx(loss, abs=1e-6)] for step, loss in run.validation_loss.items()]
     assert accuracy(values) == sum(said.correct) / len(said.correct)
+
+
+def test_the_untrained_model_is_asked_in_the_dtype_of_the_finetuned_one(
+    long_llama_folder: Path, tmp_path: Path
+) -> None:
+    """A base stored in bfloat16: answers and attention are those of the same values stored in float32."""
+    path, stored = tmp_path / "facts.jsonl", dict[str, str]()
+    rows = [{"subject": f"Town {i}", "relation": "country", "answers": ["a" if i % 3 else "b"]} for i in range(100)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    model = AutoModelForCausalLM.from_pretrained(long_llama_folder).bfloat16()
+    for dtype in (torch.bfloat16, torch.float32):
+        folder = shutil.copytree(long_llama_folder, tmp_path / str(dtype))
+        model.to(dtype).save_pretrained(folder)
+        stored[str(dtype)] = str(folder)
+    split = split_facts(load_facts(path), "whole")
+    asked = [
+        ask_untrained({"seed": 0, "training": {"steps": 1}, "new tokens": 10, **Sources(model=each).of_model()}, split)
+        for each in stored.values()
+    ]
+    assert asked[0] == asked[1]
 
 
 def test_training_that_diverges_is_a_result_without_a_loss(llama_folder: Path, tmp_path: Path) -> None:
