@@ -132,6 +132,7 @@ def finetune(
     facts (with --validation 0: on the training facts). It also holds all checkpoints, train.jsonl, heldout.jsonl for
     `attnbalance curve --facts`, and replay.jsonl.
     """
+    from attnbalance.data.conflicts import Conflict
     from attnbalance.data.prompt_sets import PromptSet
     from attnbalance.data.prompts import make_prompts
     from attnbalance.data.sources.load_facts import load_facts
@@ -248,8 +249,9 @@ def finetune(
         chosen_by = f"{count} fact{'s' * (count != 1)}"
         print(f"It was chosen by {chosen_by}, too few to tell checkpoints apart; add facts, or raise --validation.")
     models = f"base={done.base}", f"finetuned={name}"
-    tested = Path(out) / FACTS["heldout" if len(parts.heldout) else "train"]
-    how = ["--facts", str(tested), "--template", template, "--recall", "--out", f"{Path(out)}-compared"]
+    part = "heldout" if len(parts.heldout) else "train"
+    source = "conflicts:" * isinstance(parts.parts[part].facts[0], Conflict) + str(Path(out) / FACTS[part])
+    how = ["--facts", source, "--template", template, "--recall", "--out", f"{Path(out)}-compared"]
     if settings.compared_dtype:
         how += ["--dtype", settings.compared_dtype]  # the base may be stored in 16 bits
     print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how])}")

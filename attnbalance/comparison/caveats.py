@@ -9,7 +9,7 @@ from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.sources.own_facts import load_written
+from attnbalance.data.sources.written import load_written
 from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import SCALED
 from attnbalance.finetuning.runs import FACTS, KIND

@@ -122,10 +122,10 @@ class _Generator:
             )
             return
         rng, tries = random.Random(self.seed), TRIES * wanted  # noqa: S311
-        taken = {_key(prompt.fact.subject) for prompt in self.like}
+        taken = {subject_key(prompt.fact.subject) for prompt in self.like}
         while wanted and tries:
             count = min(max(wanted, ROUND), tries)
-            named = {_key(fact.subject): fact for fact in self._named(count, rng)}
+            named = {subject_key(fact.subject): fact for fact in self._named(count, rng)}
             new = self._answered([fact for key, fact in named.items() if key not in taken])[:wanted]
             if not new:
                 return
@@ -220,7 +220,7 @@ def _about(fact: Fact, subject: str) -> Fact:
     return Fact(subject, fact.relation, (UNKNOWN,), question=question, subject_start=start, statement=fact.statement)
 
 
-def _key(subject: str) -> str:
+def subject_key(subject: str) -> str:
     """A subject without case and article: one key for "France" and "the france"."""
     return unicodedata.normalize("NFC", subject).casefold().removeprefix("the ")
 

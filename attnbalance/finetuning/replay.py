@@ -12,7 +12,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Template, make_prompts
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import examples_of
-from attnbalance.finetuning.generated import generated_facts
+from attnbalance.finetuning.generated import generated_facts, subject_key
 from attnbalance.finetuning.objectives.best_forms import completions, rate_forms
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.hooked import HookedModel
@@ -69,8 +69,8 @@ def replay(
 
 def replayed_heldout(split: Split) -> int:
     """The number of replayed facts that are about held-out subjects: generated ones may be."""
-    tested = {fact.composed_subject for fact in split.heldout}
-    return sum(fact.composed_subject in tested for fact in split.replay)
+    tested = {subject_key(fact.subject) for fact in split.heldout}
+    return sum(subject_key(fact.subject) in tested for fact in split.replay)
 
 
 @expects(model=HookedModel, facts=FactSet)
@@ -118,17 +118,17 @@ def known_facts(
 def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int = 0) -> Split:
     """A split that also trains on known facts, drawn so that they are a share of all its training facts.
 
-    Facts about a subject that the split trains, validates or tests on are left out; facts of the half that the split
-    leaves out are not. Where fewer are there than the share asks for, all are taken. Raises `DataError` for a share
-    outside (0, 1), and where no fact is left.
+    Facts about a subject that the split trains, validates or tests on are left out, also where it is spelled in another
+    case or with "the"; facts of the half that the split leaves out are not. Where fewer are there than the share asks
+    for, all are taken. Raises `DataError` for a share outside (0, 1), and where no fact is left.
     """
     return replace(split, replay=beside(split, known).sample(count_of(split, share), seed))
 
 
 def beside(split: Split, facts: FactSet) -> FactSet:
-    """The facts about no subject of a split; raises `DataError` if there are none."""
-    subjects = {fact.composed_subject for part in (split.train, split.validation, split.heldout) for fact in part}
-    others = facts.where(lambda fact: fact.composed_subject not in subjects)
+    """The facts about no subject of a split, whatever its case and article; raises `DataError` if there are none."""
+    subjects = {subject_key(fact.subject) for part in (split.train, split.validation, split.heldout) for fact in part}
+    others = facts.where(lambda fact: subject_key(fact.subject) not in subjects)
     if not len(others):
         raise DataError(f"all {len(facts)} facts of {facts.name} are about subjects of the split; replay needs others")
     return others

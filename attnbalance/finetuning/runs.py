@@ -10,7 +10,7 @@ from typing import Any
 
 from attnbalance.arguments import Kind, fits
 from attnbalance.data.facts import FactSet
-from attnbalance.data.sources.own_facts import load_written
+from attnbalance.data.sources.written import load_written
 from attnbalance.errors import ModelError, OutputError
 from attnbalance.files.outputs import MARKER, check_saved, read_json, without_hash
 from attnbalance.files.seals import RUN, refuse_changed

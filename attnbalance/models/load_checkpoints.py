@@ -45,25 +45,28 @@ def load_checkpoints(
 
     Raises `ModelError` as `load_model` does. Before any is loaded, it refuses adapters of several bases, or beside full
     checkpoints; adapters that are no LoRA, that change their base when they are loaded, or that are damaged; and full
-    checkpoints that differ in their tokenizer (unless one is given), in settings, or in the names, shapes or dtypes of
-    their weights.
+    checkpoints that differ in their tokenizer (unless one is given), in settings, or in the names, shapes or dtypes
+    (unless one is given) of their weights.
 
     checkpoints: model and adapter of each, as `load_model` takes them; local folders.
     tokenizer, dtype, device, trust_remote_code: see `load_model`.
     """
     pairs = [split_adapter(model, adapter) for model, adapter in checkpoints]
-    _check_pairs(pairs, tokenizer, trust_remote_code)
+    _check_pairs(pairs, tokenizer, dtype, trust_remote_code)
 
     def load(path: str) -> HookedModel:
         return load_model(path, tokenizer=tokenizer, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
 
     if any(adapter is not None for _, adapter in pairs):
         return _adapters(pairs[0][0], [None if adapter is None else str(adapter) for _, adapter in pairs], load)
-    return _full([path for path, _ in pairs], load, trust_remote_code)
+    return _full([path for path, _ in pairs], load, dtype, trust_remote_code)
 
 
 def _check_pairs(
-    pairs: Sequence[tuple[str, str | Path | None]], tokenizer: str | Path | None, trust_remote_code: bool
+    pairs: Sequence[tuple[str, str | Path | None]],
+    tokenizer: str | Path | None,
+    dtype: str | torch.dtype | None,
+    trust_remote_code: bool,
 ) -> None:
     """Refuse checkpoints that cannot share one loaded model, from their files alone."""
     adapters = [str(adapter) for _, adapter in pairs if adapter is not None]
@@ -86,9 +89,9 @@ def _check_pairs(
             )
         if tokenizer is None:
             _check_tokenizers([path for path, _ in pairs], trust_remote_code)
-        first = open_weights(pairs[0][0], trust_remote_code)
+        first = open_weights(pairs[0][0], trust_remote_code, dtype)
         for path, _ in pairs[1:]:
-            compare_weights(first, open_weights(path, trust_remote_code), path, pairs[0][0])
+            compare_weights(first, open_weights(path, trust_remote_code, dtype), path, pairs[0][0])
 
 
 def _check_tokenizers(paths: Sequence[str], trust_remote_code: bool) -> None:
@@ -105,7 +108,12 @@ def _check_tokenizers(paths: Sequence[str], trust_remote_code: bool) -> None:
             )
 
 
-def _full(paths: Sequence[str], load: Callable[..., HookedModel], trust_remote_code: bool) -> Iterator[HookedModel]:
+def _full(
+    paths: Sequence[str],
+    load: Callable[..., HookedModel],
+    dtype: str | torch.dtype | None,
+    trust_remote_code: bool,
+) -> Iterator[HookedModel]:
     """Full checkpoints: the first loaded, the others' weights copied into it."""
     if not paths:
         return
@@ -113,11 +121,11 @@ def _full(paths: Sequence[str], load: Callable[..., HookedModel], trust_remote_c
     if len(paths) == 1:
         yield model
         return
-    weights = open_weights(paths[0], trust_remote_code)
+    weights = open_weights(paths[0], trust_remote_code, dtype)
     check_swappable(model, weights)
     yield model
     for path in paths[1:]:
-        swap_weights(model, weights, path, trust_remote_code)
+        swap_weights(model, weights, path, trust_remote_code, dtype)
         yield replace(model, name=path)
 
 

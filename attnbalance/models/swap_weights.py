@@ -28,8 +28,8 @@ class Weights:
     """What the safetensors files of a folder hold, from their headers.
 
     files: the file of each tensor, by the tensor's name.
-    kinds: dtype and shape of each tensor, by its name.
-    dtype: the dtype that config.json names; None if it names none.
+    kinds: dtype and shape of each tensor, by its name; the dtype is the one of loading, if that is named.
+    dtype: the dtype that config.json names; None if it names none, and where the dtype of loading is named.
     settings: the settings of config.json that outputs depend on.
     tied: whether config.json ties the output embedding to the input's.
     """
@@ -41,8 +41,11 @@ class Weights:
     tied: object
 
 
-def open_weights(path: str, trust_remote_code: bool = False) -> Weights:
-    """The headers of a model folder; raises `ModelError` for one that is half-written, damaged or holds no weights."""
+def open_weights(path: str, trust_remote_code: bool = False, read_in: str | torch.dtype | None = None) -> Weights:
+    """The headers of a model folder; raises `ModelError` for one that is half-written, damaged or holds no weights.
+
+    read_in: the dtype in which the weights are read, whatever the one of the files; None for that of the files.
+    """
     folder = Path(path)
     check_model(folder)
     check_folder(path)
@@ -59,13 +62,14 @@ def open_weights(path: str, trust_remote_code: bool = False) -> Weights:
             with safe_open(folder / name, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - not a mapping
                     part = opened.get_slice(key)
-                    files[key], kinds[key] = folder / name, (part.get_dtype(), tuple(part.get_shape()))
+                    stored = part.get_dtype() if read_in is None else str(read_in)
+                    files[key], kinds[key] = folder / name, (stored, tuple(part.get_shape()))
     except ModelError:
         raise
     except LOAD_ERRORS as error:
         raise ModelError(f"cannot load model {path}: {brief(error)}") from error
     tied = getattr(config.get_text_config(), "tie_word_embeddings", None)
-    dtype = None if config.dtype is None else str(config.dtype)
+    dtype = None if config.dtype is None or read_in is not None else str(config.dtype)
     return Weights(files, kinds, dtype, settings_of(config), tied)
 
 
@@ -91,18 +95,25 @@ def check_swappable(model: HookedModel, weights: Weights) -> None:
 
 
 @torch.no_grad()
-def swap_weights(model: HookedModel, weights: Weights, path: str, trust_remote_code: bool = False) -> None:
+def swap_weights(
+    model: HookedModel,
+    weights: Weights,
+    path: str,
+    trust_remote_code: bool = False,
+    read_in: str | torch.dtype | None = None,
+) -> None:
     """Copy the weights of a checkpoint into a model; all is compared before anything is copied.
 
     model: the model, as loaded from the folder that `weights` describes (see `check_swappable`).
     weights: what the folder holds that the model was loaded from.
     path: the folder of the checkpoint.
+    read_in: the dtype in which the model was asked to be loaded, and `weights` opened.
 
     A tensor is converted as on loading: each value is rounded to the dtype that it has in the loaded model. Raises
     `ModelError` for a checkpoint that is incomplete or differs in settings, or in the names, shapes or dtypes of its
     weights, and for weights that are not finite. The settings of generation become the checkpoint's.
     """
-    new = open_weights(path, trust_remote_code)
+    new = open_weights(path, trust_remote_code, read_in)
     compare_weights(weights, new, path, model.name)
     own = _tensors(model)
     for file in sorted(set(new.files.values())):
@@ -130,11 +141,13 @@ def _tensors(model: HookedModel) -> dict[str, Tensor]:
 def compare_weights(old: Weights, new: Weights, path: str, other: str) -> None:
     """Refuse a checkpoint that differs from another in more than the values of its weights."""
     where = f"{path} must differ from {other} in the values of its weights only, but"
-    if (old.dtype, old.tied) != (new.dtype, new.tied):
+    if old.dtype != new.dtype:
         raise ModelError(
-            f"{where} config.json names dtype {new.dtype} and tied embeddings {new.tied}, not {old.dtype} and "
-            f"{old.tied}; {ALONE}"
+            f"{where} config.json names dtype {new.dtype}, not {old.dtype}; read all in one: --dtype float32, or "
+            "dtype= in Python"
         )
+    if old.tied != new.tied:
+        raise ModelError(f"{where} config.json has tie_word_embeddings {new.tied}, not {old.tied}; {ALONE}")
     if changed := differing_settings(old.settings, new.settings):
         name, (before, after) = next(iter(changed.items()))
         raise ModelError(f"{where} {name} is {after!r:.80}, not {before!r:.80}; {ALONE}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +25,8 @@ def read_drift(
 ) -> Float[Tensor, " text"]:
     """For each text, the mean over its tokens of KL(base || model) between next-token predictions, in nats.
 
-    0 if no prediction changed. Texts are cut at the models' positions. Raises `DataError` for no texts, an empty text,
+    0 if no prediction changed. Texts are cut at the models' positions. Warns of models in different dtypes, whose
+    rounding counts as drift. Raises `DataError` for no texts, an empty text,
     models with different tokenizers or numbers of tokens, and a batch size below 1; `ModelError` for two handles on one
     model object.
     """
@@ -32,6 +34,12 @@ def read_drift(
     if not texts or not all(texts):
         raise DataError(f"drift needs at least one text, and no empty text, got {len(texts)} texts")
     _check_same_tokens(model.tokenizer, base.tokenizer, texts)
+    if model.dtype != base.dtype:
+        warnings.warn(
+            f"the model is in {model.dtype} and its base in {base.dtype}, so that their rounding counts as drift; load "
+            "both with one dtype",
+            stacklevel=4,
+        )
     both = model.with_limits_of(base)
     tokenized = _tokenize(both, texts)
     drifts, order = list[Tensor](), list(batches([*map(len, tokenized)], batch_size, both.alike_from))

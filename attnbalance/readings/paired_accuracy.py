@@ -40,7 +40,10 @@ class PairedAccuracy:
 
 
 def compare_accuracy(a: Recall, b: Recall) -> PairedAccuracy:
-    """Compare two models' accuracy on the same prompts; raises `DataError` for different prompts, or scorings."""
+    """Compare two models' accuracy on the same prompts; raises `DataError` for different prompts, or scorings.
+
+    A recall does not say in which dtype its model answered: load both models in one.
+    """
     if set(a.prompt_ids) != set(b.prompt_ids):
         raise DataError("a paired comparison needs the same prompts in both recalls")
     if a.scoring != b.scoring:

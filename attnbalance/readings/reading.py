@@ -105,6 +105,7 @@ def concatenate(readings: Sequence[Reading]) -> Reading:
 def difference(a: Reading, b: Reading) -> Reading:
     """The paired difference a - b, prompt by prompt, in a's order.
 
+    A reading does not say in which dtype its model was read: read both in one, or the difference holds their rounding.
     Raises `DataError` if the two differ in prompts, layers, number of heads or unit.
     """
     if set(a.prompt_ids) != set(b.prompt_ids):

@@ -67,8 +67,9 @@ def read_relevance(
     In a one-layer model, the gradient with respect to the probability of token j is (e_a - p)^T W_V x_j, so `subject`
     and `others` are exactly the paper's s_rel and p_rel. In deep models, the gradient includes the response of all
     later layers, attention rows included. (Definition 4.4 prints f(r, p_r); its derivation shows that f(s, p_r) is
-    meant.) Takes one forward and one backward pass for each batch. Raises `ModelError` for models whose rows cannot be
-    edited, and under `torch.inference_mode`.
+    meant.) Takes one forward and one backward pass for each batch, in the model's dtype: gradients of 16-bit models are
+    off by some percent of the largest one; load the model with dtype="float32" for better. Raises `ModelError` for
+    models whose rows cannot be edited, and under `torch.inference_mode`.
 
     model: the model.
     prompts: the prompts that are read.

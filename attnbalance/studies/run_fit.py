@@ -15,7 +15,7 @@ from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.files.outputs import write_saved
 from attnbalance.finetuning.finetune import finetune
-from attnbalance.finetuning.replay import GENERATED, SHARE, replay, replayed_heldout
+from attnbalance.finetuning.replay import GENERATED, SHARE, count_of, replay, replayed_heldout
 from attnbalance.finetuning.runs import Run
 from attnbalance.finetuning.splits import Split
 from attnbalance.seeds import LARGEST_SEED
@@ -41,7 +41,7 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         folder: The folder of the fit.
         progress: Whether to draw progress bars.
     """
-    split, runs, base = prepared.split(fit.split), list[Run](), prepared.base
+    split, base, runs, wanted = prepared.split(fit.split), prepared.base, list[Run](), list[int]()
     started = time.perf_counter()
     for i, variant in enumerate(variants(method)):
         taught = split
@@ -53,6 +53,7 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         run = finetune(base, taught, folder / f"run-{i}", settings, progress=progress)
         shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # the best one is the run's folder itself
         runs.append(run)
+        wanted.append(0 if variant.replay == REPLAYS[0] else count_of(split, _replay_share(variant)))
     best = min(runs, key=lambda run: run.validation_loss[run.best_step])
     about = {
         **asdict(fit),
@@ -62,6 +63,7 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         "dtype": prepared.dtype,
         "best_step": best.best_step,
         "replayed": len(best.replay),
+        "replay_wanted": wanted[runs.index(best)],
         "replayed_heldout": replayed_heldout(replace(split, replay=best.replay)),
     }
     about |= {"seconds": time.perf_counter() - started, "attnbalance_version": metadata.version("attnbalance")}
@@ -71,11 +73,15 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
 def _with_replay(split: Split, variant: Variant, prepared: PreparedWorld, progress: bool) -> Split:
     from attnbalance.models.load import load_model
 
-    template, share = variant.settings.template, variant.replay_share
+    template = variant.settings.template
     facts = None if variant.replay == GENERATED else prepared.facts
     base = load_model(prepared.base, dtype=prepared.dtype)
     settings = {"template": template, "seed": prepared.seed, "progress": progress}
-    return replay(base, split, facts, SHARE if share is None else share, **settings)[0]
+    return replay(base, split, facts, _replay_share(variant), **settings)[0]
+
+
+def _replay_share(variant: Variant) -> float:
+    return SHARE if variant.replay_share is None else variant.replay_share
 
 
 def _measured(run: Run, prepared: PreparedWorld, split: Split) -> dict[str, Any]:

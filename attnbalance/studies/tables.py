@@ -66,7 +66,7 @@ def write_tables(results: Sequence[FitResult], out: Path) -> str:
     }
     with replacing(out / "study.png") as path:
         save(draw_extraction(panels), path, format="png", dpi=150)
-    table = table_of(rows, contrasts)
+    table = "\n\n".join([table_of(rows, contrasts), *_replayed_less(results)])
     write_text(out / "table.md", f"{table}\n\n{CAPTION}\n")
     write_json(out / MARKER, read_json(out / MARKER) | {"answer": table})
     return table
@@ -90,6 +90,20 @@ def table_of(rows: Sequence[StudyRow], contrasts: Sequence[SplitContrast] = ()) 
     if any(map(_agree, rows)) or any(map(_contrasts_agree, contrasts)):
         parts.append(AGREED)
     return "\n\n".join(parts)
+
+
+def _replayed_less(results: Sequence[FitResult]) -> list[str]:
+    """A sentence for each method, split and world whose fits replayed fewer facts than their share asks for."""
+    counts = dict[tuple[str, str, str], list[tuple[int, int]]]()
+    for result in results:
+        if result.get("replayed", 0) < (wanted := result.get("replay_wanted", 0)):
+            key = result["world"], result["method"], result["split"]
+            counts.setdefault(key, []).append((result["replayed"], wanted))
+    return [
+        f"{method} on {split} ({world}) replays fewer facts than its share asks for: "
+        f"{', '.join(f'{replayed} of {wanted}' for replayed, wanted in dict.fromkeys(pairs))}."
+        for (world, method, split), pairs in counts.items()
+    ]
 
 
 def _contrast_table(contrasts: Sequence[SplitContrast]) -> str:

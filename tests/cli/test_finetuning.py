@@ -53,6 +53,19 @@ def test_whole_weights_and_their_base_are_compared_in_one_dtype(
     assert FinetuneSettings(dtype="bfloat16").compared_dtype == "bfloat16"
 
 
+def test_the_next_line_of_conflicts_reads_its_own_heldout_facts(llama_folder: Path, tmp_path: Path) -> None:
+    file, run, names = tmp_path / "facts.jsonl", tmp_path / "run", ("Lyon", "Oslo", "Bonn", "Kyiv", "Rome", "Bern")
+    rows = [{"subject": f"S{i}", "relation": "capital", "answers": [name]} for i, name in enumerate(names)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    options = ("--template", "context", "--split", "whole", "--heldout", 0.5, "--steps", 1, "--batch-size", 4)
+    code, text = run_command("finetune", llama_folder, "--facts", f"swapped:{file}", *options, "--out", run)
+    assert code == 0, text
+    command = shlex.split(next(line for line in text.splitlines() if line.startswith("Next: ")))[2:]
+    assert f"conflicts:{run}/heldout.jsonl" in command
+    code, text = run_command(*command)
+    assert code == 0, text
+
+
 def test_a_run_is_scaled_and_then_measured_like_any_adapter(
     llama_folder: Path, tmp_path: Path, facts_file: Path
 ) -> None:

@@ -17,7 +17,7 @@ from attnbalance.finetuning.completion import CONSTANT, completion_rates
 from attnbalance.finetuning.examples import REPLAYED, make_examples
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.objectives.parse import parse_objective
-from attnbalance.finetuning.replay import count_of, known_facts, replay, with_replay
+from attnbalance.finetuning.replay import count_of, known_facts, replay, replayed_heldout, with_replay
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import split_facts
 
@@ -63,6 +63,17 @@ def test_replay_is_a_share_of_all_training_facts_and_none_of_the_splits_subjects
     assert mixed == replace(split, replay=mixed.replay)
     assert mixed.replay != with_replay(split, known, 0.6, seed=4).replay
     assert len(with_replay(split, known, 0.99).replay) == len(NAMES[40:])  # all that there are
+
+
+def test_replay_leaves_out_the_splits_subjects_in_another_case_and_with_an_article() -> None:
+    split = split_facts(towns(NAMES[:40]), "whole", heldout=0.5, validation=0.2)
+    respelled = [name.upper() for name in NAMES[:20]] + [f"The {name}" for name in NAMES[20:40]]
+    mixed = with_replay(split, towns([*respelled, *NAMES[40:]]), 0.99)
+    assert {fact.subject for fact in mixed.replay} == set(NAMES[40:])
+    with pytest.raises(DataError, match="all 40 facts of facts are about subjects of the split"):
+        with_replay(split, towns(respelled))
+    heldout = FactSet(tuple(replace(fact, subject=f"the {fact.subject.lower()}") for fact in split.heldout))
+    assert replayed_heldout(replace(split, replay=heldout)) == len(split.heldout)
 
 
 def test_replay_that_is_not_possible_is_refused() -> None:

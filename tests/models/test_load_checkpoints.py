@@ -171,6 +171,22 @@ def test_full_checkpoints_are_read_as_by_themselves(full: list[Path], tmp_path: 
     assert torch.equal(seen[0], seen[4])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_full_checkpoints_of_two_dtypes_are_read_in_one_that_is_named(
+    full: list[Path], tmp_path: Path, dtype: str
+) -> None:
+    base = moved(full[0], tmp_path / "base", 7)
+    AutoModelForCausalLM.from_pretrained(base).to(torch.bfloat16).save_pretrained(base)
+    pairs = [(str(path), None) for path in (base, *full)]
+    with pytest.raises(ModelError, match=r"names dtype torch.float32, not torch.bfloat16; read all in one: --dtype"):
+        load_checkpoints(pairs)
+    for (path, _), model in zip(pairs, load_checkpoints(pairs, dtype=dtype), strict=True):
+        alone = load_model(path, dtype=dtype)
+        assert model.dtype == alone.dtype
+        assert torch.equal(read(model)[0], read(alone)[0])
+        assert fingerprint(model.model) == fingerprint(alone.model)
+
+
 def test_each_checkpoint_ends_its_answers_at_its_own_tokens(full: list[Path], tmp_path: Path) -> None:
     """Three checkpoints with the same weights; the first stops at two tokens, the second at one, the third at none."""
     paths = [Path(shutil.copytree(full[0], tmp_path / str(i))) for i in range(3)]

@@ -50,6 +50,15 @@ def log_probabilities(model: PreTrainedModel, text: str) -> torch.Tensor:
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
 
 
+def test_the_rounding_of_another_dtype_is_drift_and_warned_of() -> None:
+    base = hook(tiny_model("llama"), tiny_tokenizer("bos"), "base")
+    rounded = hook(tiny_model("llama").bfloat16(), tiny_tokenizer("bos"), "rounded")
+    with pytest.warns(UserWarning, match="in bfloat16 and its base in float32, so that their") as caught:
+        assert read_drift(rounded, base, TEXTS).mean() > 0
+    assert caught[0].filename == __file__
+    assert rounded.dtype == "bfloat16"
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
 def test_drift_is_the_mean_divergence_over_the_tokens_of_each_text(family: str) -> None:
     model, base, plain_model, plain_base = models(family)

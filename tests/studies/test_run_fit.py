@@ -63,14 +63,18 @@ def test_a_method_may_replay_what_the_base_knows_of_the_world_or_generates(
         return dataclasses.replace(split, replay=made), "Replay."
 
     monkeypatch.setattr("attnbalance.studies.run_fit.replay", replay)
-    study(more, out)
+    table = study(more, out)
     base = str(out / "bases" / "tiny-0")
     world = synthetic_facts(0, subjects=30, answers=3)
     assert given == [(len(world), base, 0.5, "qa", 0), (None, base, SHARE, "plain", 0)]
     for name in ("known", "own"):
         folder = out / "fits/tiny/seed-0/top" / name
         assert list(load_run(folder / "run-0").replay) == list(made)
-        assert json.loads((folder / RESULT).read_text())["replayed"] == 1
+        fit = json.loads((folder / RESULT).read_text())
+        new = len(load_run(folder / "run-0").train)
+        wanted = {"known": new, "own": 3 * new}[name]  # half of all, and the default of three quarters
+        assert (fit["replayed"], fit["replay_wanted"]) == (1, wanted)
+        assert f"{name} on top (tiny) replays fewer facts than its share asks for: 1 of {wanted}." in table
 
 
 def test_a_base_stored_in_bfloat16_is_compared_in_the_dtype_of_the_fits(

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from attnbalance.data.conflicts import Conflict, NoConflictError
 from attnbalance.data.facts import FactSet
-from attnbalance.data.sources.own_facts import answers_of, popularity_of, text_of
+from attnbalance.data.sources.own_facts import answers_of, popularity_of, start_of, statement_of, text_of
 from attnbalance.data.sources.table_files import Record, read_rows
 from attnbalance.errors import DataError
 
 REQUIRED = ("context", "question", "answer", "memory_answer")
-OPTIONAL = ("subject", "relation", "popularity")
+OPTIONAL = ("subject", "relation", "popularity", "subject_start", "statement")
+PLURAL = {"answers": "answer", "memory_answers": "memory_answer"}
+"""Columns as `Conflict.as_dict` writes them, and as files of conflicts call them."""
 QUOTES = ("prompt", "classes", "answer_index")
 """The columns of memo-trap (Liu et al.; McKenzie et al. 2024)."""
 
@@ -22,10 +24,11 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     """Conflicts from a .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns of `REQUIRED`.
 
     These are the columns of Goyal et al.'s world facts and capitals. `answer` and `memory_answer` are a text or a JSON
-    list of accepted ones. Without the column `subject` the whole question counts as the subject. A table with the
-    columns of `QUOTES` is read as memo-trap: the instruction is the context, the beginning of the quote the question,
-    the wanted end the context's answer, the usual one that of memory. Rows that are no conflict (see `Conflict`) are
-    dropped and counted; raises `DataError` for a file that cannot be read, and if no row is left.
+    list of accepted ones; files that this package wrote, with `answers` and `memory_answers`, are read as well. Without
+    the column `subject` the whole question counts as the subject. A table with the columns of `QUOTES` is read as
+    memo-trap: the instruction is the context, the beginning of the quote the question, the wanted end the context's
+    answer, the usual one that of memory. Rows that are no conflict (see `Conflict`) are dropped and counted; raises
+    `DataError` for a file that cannot be read, and if no row is left.
     """
     if path is None:
         raise DataError("conflicts come from a file: conflicts:PATH")
@@ -45,6 +48,7 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
 
 
 def _conflict(row: Record) -> Conflict:
+    row = {name if row.keys() >= {name, PLURAL.get(name)} else PLURAL.get(name, name): row[name] for name in row}
     missing = [column for column in REQUIRED if row.get(column) in (None, "", [])]
     unknown = [column for column in row if column not in (*REQUIRED, *OPTIONAL)]
     if missing or unknown:
@@ -57,6 +61,8 @@ def _conflict(row: Record) -> Conflict:
         answers=answers_of(row["answer"]),
         popularity=popularity_of(row.get("popularity")),
         question=question,
+        subject_start=start_of(row.get("subject_start")),
+        statement=statement_of(row.get("statement")),
         context=text_of(row["context"], "context").strip(),
         memory_answers=answers_of(row["memory_answer"]),
     )

@@ -73,13 +73,6 @@ def load_own(path: str | Path) -> FactSet:
     return FactSet(merged.facts, str(path), dropped)
 
 
-def load_written(path: str | Path) -> FactSet:
-    """Facts from a file that this package wrote, without warnings of their cells; raises as `load_own` does."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return load_own(path)
-
-
 def _warn_of_cells(path: str | Path, rows: Sequence[Record], facts: Sequence[Fact]) -> None:
     """Warn of cells that hold several answers, or that spreadsheet programs and pandas have changed."""
     cells = [str(row["answers"]) if isinstance(row["answers"], str) else "" for row in rows]
@@ -108,7 +101,7 @@ def _blank(cell: object) -> bool:
 
 
 def _fact(row: Record, where: str) -> Fact:
-    question, start, statement = (row.get(name) for name in ("question", "subject_start", "statement"))
+    question = row.get("question")
     try:
         return Fact(
             subject=text_of(row["subject"], "subject").strip(),
@@ -116,8 +109,8 @@ def _fact(row: Record, where: str) -> Fact:
             answers=answers_of(row["answers"]),
             popularity=popularity_of(row.get("popularity")),
             question=None if _blank(question) else text_of(question, "question"),
-            subject_start=None if start in (None, "") else _start(start),
-            statement=None if _blank(statement) else text_of(statement, "statement").strip(),
+            subject_start=start_of(row.get("subject_start")),
+            statement=statement_of(row.get("statement")),
         )
     except DataError as error:
         raise DataError(f"{where}: {error}") from error
@@ -145,14 +138,21 @@ def answers_of(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _start(value: object) -> Any:
-    """A cell of subject_start: the number in a text; other values, which `Fact` checks, as they are.
+def start_of(value: object) -> Any:
+    """A cell of subject_start: None if empty, the number in a text; other values, which `Fact` checks, as they are.
 
     Tables write 4 as 4.0 in a column with empty cells.
     """
+    if value in (None, ""):
+        return None
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return int(float(value)) if isinstance(value, str) and re.fullmatch(r"\d{1,9}(\.0)?", value, re.ASCII) else value
+
+
+def statement_of(value: object) -> str | None:
+    """A cell of statement: None if it says nothing."""
+    return None if _blank(value) else text_of(value, "statement").strip()
 
 
 def popularity_of(value: object) -> Any:

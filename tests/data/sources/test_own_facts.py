@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from attnbalance import Fact
-from attnbalance.data.sources.own_facts import load_own, load_written
+from attnbalance.data.sources.own_facts import load_own
+from attnbalance.data.sources.written import load_written
 from attnbalance.errors import DataError
 
 GOOD = {"subject": "Peru", "relation": "capital", "answers": ["Lima"]}

@@ -1,0 +1,43 @@
+"""Facts and conflicts that are written and read again are the same."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from attnbalance.data.conflicts import Conflict
+from attnbalance.data.facts import Fact
+from attnbalance.data.sources.conflicts import load_conflicts
+from attnbalance.data.sources.written import load_written
+from attnbalance.errors import DataError
+
+FACTS = (
+    Fact("Avala", "capital", ("NA", "N. A."), 3.0, "Avala and Avala: capital?", 10, "{subject}, whose capital is"),
+    Fact("1867.0", "year", ("1867.0",)),
+)
+CONFLICTS = (
+    Conflict("S", "r", ("Lyon", "Lugdunum"), 2.0, "S in S?", 5, "{subject} is", "It is Lyon.", ("NA", "Paris")),
+    Conflict("Who?", "conflict", ("1867",), question="Who?", context="In 1867.", memory_answers=("1920",)),
+)
+
+
+@pytest.mark.parametrize("facts", [FACTS, CONFLICTS])
+def test_what_was_written_is_read_as_it_was(tmp_path: Path, facts: tuple[Fact, ...]) -> None:
+    path = tmp_path / "heldout.jsonl"
+    path.write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in facts))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read = load_written(path)
+    assert (read.facts, read.name) == (facts, str(path))
+    if facts is CONFLICTS:
+        assert load_conflicts(path).facts == facts
+
+
+def test_a_file_that_names_its_answers_twice_is_refused(tmp_path: Path) -> None:
+    row = {"context": "It is a.", "question": "What?", "answer": "a", "answers": ["a"], "memory_answer": "b"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    with pytest.raises(DataError, match="unknown column 'answers'"):
+        load_written(tmp_path / "rows.jsonl")
