@@ -74,6 +74,7 @@ def self_check(model: Module, name: str) -> SelfCheck:
             return learned
     except Exception as error:
         base.config._attn_implementation = own
+        _set_copies(base, own)
         if isinstance(error, ModelError) and not isinstance(error, NoRowsError):
             raise
         kind = type(base).__name__
@@ -180,6 +181,16 @@ def _set_attention(base: PreTrainedModel, implementation: str, interface: bool) 
         base.set_attn_implementation(implementation)
     else:
         base.config._attn_implementation = implementation
+    _set_copies(base, implementation)
+
+
+def _set_copies(base: PreTrainedModel, implementation: str) -> None:
+    """Set the attention of layers with a configuration of their own: a layer copied in memory has a copy."""
+    config = base.config.get_text_config()
+    for module in base.modules():
+        own = getattr(module, "config", None)
+        if own is not config and type(own) is type(config) and not isinstance(module, PreTrainedModel):
+            own._attn_implementation = implementation
 
 
 def _gives_rows(model: Module, encodings: list[Encoding]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -15,14 +18,17 @@ from tiny import (
     eager,
     tiny_config,
     tiny_model,
+    tiny_prompts,
     tiny_tokenizer,
 )
 
 from attnbalance import load_model
+from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
 from attnbalance.models import rows
 from attnbalance.models.rows import register
 from attnbalance.models.self_check import self_check
+from attnbalance.readings.attention import read_subject_attention
 
 
 @pytest.mark.parametrize("family", [*INTERFACE, *SINKS, *OUTSIDE])
@@ -54,6 +60,28 @@ def test_hybrid_models_number_their_attention_layers() -> None:
     )  # pyright: ignore[reportArgumentType]
     torch.manual_seed(0)
     assert load_model(transformers.AutoModelForCausalLM.from_config(config), tokenizer=tiny_tokenizer()).layers == (1,)
+
+
+@pytest.mark.parametrize("renumbered", [False, True])
+def test_a_layer_that_was_copied_into_a_model_is_read_as_after_saving(tmp_path: Path, renumbered: bool) -> None:
+    """The copy brings a configuration of its own, and may bring the number of another layer."""
+    model = tiny_model("llama")
+    layers = model.model.layers  # pyright: ignore[reportAttributeAccessIssue]
+    layers.insert(1, copy.deepcopy(layers[0]))
+    model.config.num_hidden_layers = 3
+    if renumbered:
+        for number, layer in enumerate(layers):
+            layer.self_attn.layer_idx = number
+    model.save_pretrained(tmp_path)
+    saved = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    assert (hooked.layers, hooked.editable) == ((0, 1, 2), renumbered)
+    (encoding,) = encode(tiny_prompts()[:1], tiny_tokenizer())
+    maps = saved(torch.tensor([encoding.ids]), output_attentions=True, use_cache=False).attentions
+    subject = list(encoding.spans["subject"])
+    expected = torch.stack([layer[0, :, -1, subject].amax(-1) for layer in maps])
+    values = read_subject_attention(hooked, tiny_prompts()[:1]).values[0]
+    torch.testing.assert_close(values, expected, atol=1e-6, rtol=0)  # probabilities in float32
 
 
 def test_a_model_without_attention_is_refused_by_name() -> None:

@@ -30,14 +30,32 @@ COLLECTION = re.compile(
 )
 """How Python, pandas, R and databases write several values into one cell."""
 
-FLOAT = re.compile(r"-?\d+\.0", re.ASCII)
-"""A whole number as a table writes it in a column that it takes for decimal numbers."""
+CHANGED = re.compile(r"""-?\d+\.0|-?\d+(\.\d+)?E[+-]?\d+|=".*\"""", re.ASCII)
+"""A number, or text that looks like one, as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007"."""
 
-QUOTED = re.compile(r'"[^"]*"')
+QUOTED = re.compile(r"""(["'])[^"']*\1|\u201c[^\u201d]*\u201d|\u2018[^\u2019]*\u2019|\u00ab[^\u00bb]*\u00bb""")
 """A text within quotation marks, such as a JSON text."""
 
-MISSING = ("na", "nan", "null", "none", "<na>")
+MISSING = {
+    "na",
+    "n/a",
+    "n.a.",
+    "#na",
+    "#n/a",
+    "nan",
+    "-nan",
+    "null",
+    "none",
+    "<na>",
+    "#null!",
+    "#ref!",
+    "#name?",
+    "#value!",
+}
 """How tables write a cell without a value, in small letters."""
+
+NO_ANSWER = MISSING | {"?", "-", "--", "unknown"}
+"""How people write that an answer is missing, in small letters; these may be the name of a song, and so a subject."""
 
 
 def load_own(path: str | Path) -> FactSet:
@@ -45,7 +63,7 @@ def load_own(path: str | Path) -> FactSet:
 
     `answers` is a list, or a string that is one answer or a JSON list of them. Subjects, relations and answers are text
     or whole numbers, which are read as text, without the white space around them. Warns of cells that do not look like
-    one answer: with "|" or ";", in quotation marks, 1867.0, "NA". Raises `DataError`, naming the row and the column,
+    one answer: with "|" or ";", in quotation marks, 1867.0, "N/A". Raises `DataError`, naming the row and the column,
     for a missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation and question are
     merged, and counted in `dropped`.
     """
@@ -77,13 +95,15 @@ def _warn_of_cells(path: str | Path, rows: Sequence[Record], facts: Sequence[Fac
     """Warn of cells that hold several answers, or that spreadsheet programs and pandas have changed."""
     cells = [str(row["answers"]) if isinstance(row["answers"], str) else "" for row in rows]
     separated = [fact for fact, cell in zip(facts, cells, strict=True) if SEPARATED.fullmatch(cell)]
-    missing = [fact for fact in facts if any(answer.lower() in MISSING for answer in fact.answers)]
-    floats = [fact for fact in facts if any(map(FLOAT.fullmatch, (fact.subject, *fact.answers)))]
+    unnamed = [fact for fact in facts if fact.subject.lower() in MISSING]
+    missing = [fact for fact in facts if any(answer.lower() in NO_ANSWER for answer in fact.answers)]
+    changed = [fact for fact in facts if any(map(CHANGED.fullmatch, (fact.subject, *fact.answers)))]
     quoted = [fact for fact in facts if any(map(QUOTED.fullmatch, fact.answers))]
     for chosen, what in (
         (separated, """a '|' or ';' in one answer; write several as a JSON list: ["first", "second"]"""),
+        (unnamed, "a subject that stands for a missing value"),
         (missing, "an answer that stands for a missing value"),
-        (floats, "a whole number with '.0' at its end, which no model will say"),
+        (changed, """a number as tables rewrite it (1867.0, 1E+05, ="007"), which no model will say"""),
         (quoted, "an answer in quotation marks, which count as a part of it"),
     ):
         if chosen:

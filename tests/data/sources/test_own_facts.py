@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import warnings
 from pathlib import Path
@@ -92,7 +93,7 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
         facts = load_own(path)
     missing, numbers, quoted = (str(each.message) for each in caught)
     assert "2 of 8 facts have an answer that stands for a missing value (first: 'A': 'NA'); fix these rows" in missing
-    assert "2 of 8 facts have a whole number with '.0' at its end" in numbers
+    assert "2 of 8 facts have a number as tables rewrite it (1867.0," in numbers
     assert "(first: 'D': '1867.0')" in numbers
     assert (
         """1 of 8 facts have an answer in quotation marks, which count as a part of it (first: 'F': '"Paris"')"""
@@ -102,6 +103,40 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_written(path).facts == facts.facts
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        *(
+            (("A", cell), "an answer that stands for a missing value")
+            for cell in ("#N/A", "n/a", "#REF!", "-", "?", "Unknown")
+        ),
+        *((("A", cell), "a number as tables rewrite it") for cell in ("1E+05", "2.5E-3", '="007"', "-7.0")),
+        *(
+            (("A", cell), "an answer in quotation marks")
+            for cell in ("'Paris'", "\u201cParis\u201d", "\u00abParis\u00bb")
+        ),
+        *(((cell, "x"), "a subject that stands for a missing value") for cell in ("nan", "None", "#N/A")),
+        *(((cell, "x"), "") for cell in ("?", "Unknown", "'39")),
+        *(
+            (("A", cell), "")
+            for cell in ("Nano", "E5", "1e", "'t Hooft", "rock 'n' roll", "3.05", "N", "A-1", "O'Neill's")
+        ),
+    ],
+)
+def test_cells_that_tables_write_in_the_place_of_an_answer_are_warned_of(
+    tmp_path: Path, row: tuple[str, str], what: str
+) -> None:
+    subject, answer = row
+    with (tmp_path / "facts.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("subject", "relation", "answers"), (subject, "r", answer)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (fact,) = load_own(tmp_path / "facts.csv")
+    assert (fact.subject, fact.answer) == row
+    messages = [str(each.message) for each in caught]
+    assert [f"1 of 1 facts have {what}" in message for message in messages] == [True] * bool(what)
 
 
 def test_rows_of_one_subject_typed_in_two_ways_are_one_question(tmp_path: Path) -> None:
