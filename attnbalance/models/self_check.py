@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -188,7 +188,7 @@ def _set_copies(base: PreTrainedModel, implementation: str) -> None:
     """Set the attention of layers with a configuration of their own: a layer copied in memory has a copy."""
     config = base.config.get_text_config()
     for module in base.modules():
-        own = getattr(module, "config", None)
+        own: Any = getattr(module, "config", None)
         if own is not config and type(own) is type(config) and not isinstance(module, PreTrainedModel):
             own._attn_implementation = implementation
 
