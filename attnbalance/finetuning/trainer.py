@@ -74,8 +74,9 @@ class ObjectiveMixin(_Base):
     Losses are correct under gradient accumulation and several processes (DDP, FSDP2): they are divided by the tokens or
     examples of the whole accumulated batch. The balancing loss of a mixture of experts is added if the model asks for
     it (`output_router_logits`), as its own forward pass does: a mean over each batch, averaged over the batches of a
-    step, but summed over them for "ce" alone, whose loss is transformers' own. Evaluations log the names of `training_log`, unless `compute_metrics` is passed. Settings that would change
-    the loss or the batches, and that are not followed here, are refused (see `trainer_checks`).
+    step ("ce" alone, which is transformers' own loss, sums it over them). Evaluations log the names of `training_log`,
+    unless `compute_metrics` is passed. Settings that would change the loss or the batches, and that are not followed
+    here, are refused (see `trainer_checks`).
 
     Raises `DataError` for data that the objective cannot use. Raises `ModelError` if nothing that is trained moves the
     rows that an objective needs (as with reentrant checkpointing), for ways of training that would do only part of what
