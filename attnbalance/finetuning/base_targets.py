@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from attnbalance.errors import ModelError
-from attnbalance.finetuning.bases import base_sums, same_sums
 from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import base_is_kept
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.finetuning.objectives.targets import add_targets
+from attnbalance.models.fingerprint import base_sums, same_sums
 from attnbalance.models.hooked import HookedModel
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import read_json, write_json
-from attnbalance.models.fingerprint import base_parameters
+from attnbalance.models.fingerprint import same_sums
 from attnbalance.models.forward import base_of
 
 FILE = "objective_base.json"
@@ -21,11 +19,6 @@ FILE = "objective_base.json"
 
 BASES: WeakKeyDictionary[nn.Module, dict[str, float]] = WeakKeyDictionary()
 """The sums of a model object's weights when an objective first took it as its base."""
-
-
-def base_sums(model: nn.Module) -> dict[str, float]:
-    """The sum of each parameter of the base model, adapters left out: any step of training changes it."""
-    return {name: float(p.detach().sum(dtype=torch.float64)) for name, p in base_parameters(model)}
 
 
 def keep_base(folder: Path, sums: Mapping[str, float]) -> None:
@@ -70,12 +63,4 @@ def warn_of_trained(model: nn.Module, sums: Mapping[str, float], objective: str,
         f"objective {objective!r} takes {what}. To resume its training, make the trainer with its base and use "
         "resume_from_checkpoint; to finetune it anew from what it is now, ignore this",
         stacklevel=4,
-    )
-
-
-def same_sums(kept: Mapping[str, object], sums: Mapping[str, float]) -> bool:
-    """Whether all sums agree; the order of additions on other devices changes the twelfth digit of float64."""
-    return kept.keys() == sums.keys() and all(
-        isinstance(value := kept[name], float | int) and math.isclose(value, sums[name], rel_tol=1e-9, abs_tol=1e-8)
-        for name in sums
     )

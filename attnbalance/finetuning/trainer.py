@@ -15,7 +15,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from attnbalance.errors import DataError, DivergenceError, ModelError
 from attnbalance.finetuning.base_cost import announce
 from attnbalance.finetuning.base_targets import BaseTargets
-from attnbalance.finetuning.bases import base_sums, check_resumed, keep_base, warn_of_trained
+from attnbalance.finetuning.bases import check_resumed, keep_base, warn_of_trained
 from attnbalance.finetuning.callbacks import LogBase, RestoreFrozen
 from attnbalance.finetuning.completion import completion_rates, warn_of_weak_forms
 from attnbalance.finetuning.evaluation import WatchedMeans, watch
@@ -50,6 +50,7 @@ from attnbalance.finetuning.trainer_checks import (
     router_coefficient,
     router_loss,
 )
+from attnbalance.models.fingerprint import base_sums
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
 

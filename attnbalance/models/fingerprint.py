@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os.path
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -125,6 +126,21 @@ def base_parameters(model: Module) -> list[tuple[str, Tensor]]:
     """The base model's parameters under their names in it, with and without adapters."""
     added = adapter_parameters(model)
     return [(base_name(name), parameter) for name, parameter in model.named_parameters() if id(parameter) not in added]
+
+
+def base_sums(model: Module) -> dict[str, float]:
+    """The sum of each parameter of the base model, adapters left out: any step of training changes it."""
+    import torch
+
+    return {name: float(p.detach().sum(dtype=torch.float64)) for name, p in base_parameters(model)}
+
+
+def same_sums(kept: Mapping[str, object], sums: Mapping[str, float]) -> bool:
+    """Whether all sums agree; the order of additions on other devices changes the twelfth digit of float64."""
+    return kept.keys() == sums.keys() and all(
+        isinstance(value := kept[name], float | int) and math.isclose(value, sums[name], rel_tol=1e-9, abs_tol=1e-8)
+        for name in sums
+    )
 
 
 def _saved_buffers(model: Module) -> list[tuple[str, Tensor]]:

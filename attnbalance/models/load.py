@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch.nn import Module
@@ -16,7 +17,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import ModelError
 from attnbalance.models.config import load_config
-from attnbalance.models.fingerprint import hub_file
+from attnbalance.models.fingerprint import base_sums, hub_file, same_sums
 from attnbalance.models.forward import base_of, position_limit
 from attnbalance.models.hooked import READ, HookedModel, hook
 from attnbalance.models.load_adapter import check_adapter, load_adapter, split_adapter
@@ -46,7 +47,7 @@ def load_model(
         model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file, which is
             converted once into a folder beside it, or a model object, which is used in place: its attention
             implementation is set to ours, which gives the outputs of SDPA (and, as SDPA, no maps for
-            `output_attentions`). Training it, or putting adapters into it, changes what is read.
+            `output_attentions`). Training it, or putting or merging adapters into it, changes what is read.
         tokenizer: by default the model's own; required with a model object. An adapter's folder may hold another one,
             which is not used unless named here; a warning says so.
         adapter: a peft folder or Hub id, loaded on top and left unmerged.
@@ -83,7 +84,29 @@ def load_model(
     if not spread and (device is not None or isinstance(model, str | Path)):
         usual = "cuda" if torch.cuda.is_available() else "cpu"
         loaded = _moved(loaded, usual if device is None else device)
-    return hook(loaded, tokenizer, name)
+    hooked = hook(loaded, tokenizer, name)
+    _warn_of_changed(hooked)
+    return hooked
+
+
+LOADED: WeakKeyDictionary[PreTrainedModel, tuple[dict[str, float], ReferenceType[HookedModel]]] = WeakKeyDictionary()
+"""The sums of a model object's weights when it was last loaded, and what reads it since then."""
+
+
+def _warn_of_changed(hooked: HookedModel) -> None:
+    """Warn where an earlier handle on the same model object now reads weights that are not those that it loaded."""
+    base = base_of(hooked.model)
+    if any(parameter.is_meta for parameter in base.parameters()):  # some of it is not in memory
+        return
+    sums, (before, reader) = base_sums(base), LOADED.get(base, ({}, None))
+    if reader is not None and (earlier := reader()) is not None and not same_sums(before, sums):
+        warnings.warn(
+            f"the weights of this {type(base).__name__} object have changed since it was loaded as {earlier.name} (by "
+            "training, merged adapters or another dtype), and what reads it under that name reads the new ones; to "
+            "compare the two, load the first one again, from its path",
+            stacklevel=4,
+        )
+    LOADED[base] = sums, ref(hooked)
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

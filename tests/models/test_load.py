@@ -292,3 +292,30 @@ def test_an_object_in_another_dtype_is_the_folder_in_that_dtype(checkpoint: Path
     assert any(buffer.dtype == torch.float32 for buffer in buffers.values())
     assert all(torch.equal(buffers[name], buffer) for name, buffer in expected.items())
     assert {weight.dtype for weight in model.model.parameters()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("change", ["merged", "trained", "another dtype"])
+def test_a_model_object_whose_weights_changed_under_an_earlier_handle_is_warned_of(change: str) -> None:
+    base = tiny_model("llama")
+    before = load_model(base, tokenizer=tiny_tokenizer())
+    expected = read_attention(before, tiny_prompts()).values
+    changed: Any = base
+    if change == "merged":
+        changed = tiny_lora(base, ["q_proj"]).merge_and_unload()
+    elif change == "trained":
+        with torch.no_grad():
+            next(base.parameters()).data.mul_(1.5)
+    with pytest.warns(UserWarning, match="have changed since it was loaded as LlamaForCausalLM .* load the first one"):
+        load_model(changed, tokenizer=tiny_tokenizer(), dtype="bfloat16" if change == "another dtype" else None)
+    assert not torch.equal(read_attention(before, tiny_prompts()).values, expected)
+
+
+def test_nothing_is_said_of_a_model_object_that_is_as_it_was_or_that_nothing_else_reads() -> None:
+    base = tiny_model("llama")
+    before = load_model(base, tokenizer=tiny_tokenizer())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_model(base, tokenizer=tiny_tokenizer())
+        del before
+        next(base.parameters()).data.mul_(1.5)
+        load_model(base, tokenizer=tiny_tokenizer())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attnbalance.data.conflicts import Conflict
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.sources.table_files import Record, parse_json, read_rows
 from attnbalance.errors import DataError
@@ -30,28 +31,14 @@ COLLECTION = re.compile(
 )
 """How Python, pandas, R and databases write several values into one cell."""
 
-CHANGED = re.compile(r"""-?\d+\.0|-?\d+(\.\d+)?E[+-]?\d+|=".*\"""", re.ASCII)
+CHANGED = re.compile(r"""-?[\d,]*\d\.0+|-?\d+,0|-?\d+(\.\d+)?[eE][+-]?\d+|=".*\"""", re.ASCII)
 """A number, or text that looks like one, as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007"."""
 
 QUOTED = re.compile(r"""(["'])[^"']*\1|\u201c[^\u201d]*\u201d|\u2018[^\u2019]*\u2019|\u00ab[^\u00bb]*\u00bb""")
 """A text within quotation marks, such as a JSON text."""
 
-MISSING = {
-    "na",
-    "n/a",
-    "n.a.",
-    "#na",
-    "#n/a",
-    "nan",
-    "-nan",
-    "null",
-    "none",
-    "<na>",
-    "#null!",
-    "#ref!",
-    "#name?",
-    "#value!",
-}
+MISSING = {"na", "n/a", "n.a.", "#na", "#n/a", "nan", "-nan", "nat", "null", "(null)", "none", "nil", "<na>", "\\n"}
+MISSING |= {"#null!", "#ref!", "#name?", "#value!"}
 """How tables write a cell without a value, in small letters."""
 
 NO_ANSWER = MISSING | {"?", "-", "--", "unknown"}
@@ -84,33 +71,42 @@ def load_own(path: str | Path) -> FactSet:
         if missing:
             raise DataError(f"{where}: no {missing[0]!r}; a facts file needs {', '.join(REQUIRED)} in every row")
         facts.append(_fact(row, where))
-    _warn_of_cells(path, rows, facts)
+    warn_of_cells(path, facts, [[row["answers"]] for row in rows])
     merged = FactSet(tuple(facts), str(path)).merged()
     repeated = len(facts) - len(merged)
     dropped = {"merged into an earlier row of the same question": repeated} if repeated else {}
     return FactSet(merged.facts, str(path), dropped)
 
 
-def _warn_of_cells(path: str | Path, rows: Sequence[Record], facts: Sequence[Fact]) -> None:
-    """Warn of cells that hold several answers, or that spreadsheet programs and pandas have changed."""
-    cells = [str(row["answers"]) if isinstance(row["answers"], str) else "" for row in rows]
-    separated = [fact for fact, cell in zip(facts, cells, strict=True) if SEPARATED.fullmatch(cell)]
-    unnamed = [fact for fact in facts if fact.subject.lower() in MISSING]
-    missing = [fact for fact in facts if any(answer.lower() in NO_ANSWER for answer in fact.answers)]
-    changed = [fact for fact in facts if any(map(CHANGED.fullmatch, (fact.subject, *fact.answers)))]
-    quoted = [fact for fact in facts if any(map(QUOTED.fullmatch, fact.answers))]
-    for chosen, what in (
-        (separated, """a '|' or ';' in one answer; write several as a JSON list: ["first", "second"]"""),
-        (unnamed, "a subject that stands for a missing value"),
-        (missing, "an answer that stands for a missing value"),
-        (changed, """a number as tables rewrite it (1867.0, 1E+05, ="007"), which no model will say"""),
-        (quoted, "an answer in quotation marks, which count as a part of it"),
-    ):
-        if chosen:
-            first = f"{chosen[0].subject!r}: {chosen[0].answers[0]!r}"
+def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Sequence[object]]) -> None:
+    """Warn of facts whose cells hold several answers, or were changed by spreadsheet programs and pandas.
+
+    cells: the cells from which each fact's answers were read, as they stand in the file.
+    """
+    answers = [(*fact.answers, *(fact.memory_answers if isinstance(fact, Conflict) else ())) for fact in facts]
+    texts = [[cell for cell in own if isinstance(cell, str)] for own in cells]
+    checks = {
+        """a '|' or ';' in one answer; write several as a JSON list: ["first", "second"]""": [
+            any(map(SEPARATED.fullmatch, own)) for own in texts
+        ],
+        "a subject that stands for a missing value": [fact.subject.lower() in MISSING for fact in facts],
+        "an answer that stands for a missing value": [
+            any(text.lower() in NO_ANSWER for text in own) for own in answers
+        ],
+        """a number as tables rewrite it (1867.0, 1E+05, ="007"), which no model will say""": [
+            any(map(CHANGED.fullmatch, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
+        ],
+        "an answer in quotation marks, which count as a part of it": [
+            any(map(QUOTED.fullmatch, own)) for own in answers
+        ],
+    }
+    for what, hits in checks.items():
+        if any(hits):
+            first = hits.index(True)
+            cell = f"{facts[first].subject!r}: {', '.join(map(repr, answers[first]))}"
             warnings.warn(
-                f"{path}: {len(chosen)} of {len(facts)} facts have {what} (first: {first}); fix these rows, or ignore "
-                "this",
+                f"{path}: {sum(hits)} of {len(facts)} facts have {what} (first: {cell[:200]}); fix these rows, or "
+                "ignore this",
                 stacklevel=3,
             )
 

@@ -51,6 +51,25 @@ def test_rows_become_conflicts_and_what_is_none_is_counted(tmp_path: Path, name:
     assert load_facts(f"conflicts:{tmp_path / name}").facts == conflicts.facts
 
 
+def test_cells_that_do_not_look_like_an_answer_are_warned_of(tmp_path: Path) -> None:
+    """Of both answers: a model that says the remembered 1950 would be counted wrong."""
+    cells = {"memory_answer": ("1950.0", "NA", "'Paris'", "Paris|Rome"), "answer": ("Lyon; Lugdunum", "-")}
+    rows = [
+        ROW | {column: cell, "context": f"Lyon; Lugdunum is the capital - {i}.", "subject": f"s{i}"}
+        for column, column_cells in cells.items()
+        for i, cell in enumerate(column_cells)
+    ]
+    with pytest.warns(UserWarning, match="facts have") as caught:
+        conflicts = load_conflicts(written(tmp_path / "some.json", [ROW, *rows]))
+    assert [fact.subject for fact in conflicts] == [ROW["question"], "s0", "s1", "s2", "s3", "s0", "s1"]
+    separated, missing, number, quoted = (str(each.message) for each in caught)
+    assert "2 of 7 facts have a '|' or ';' in one answer" in separated
+    assert "(first: 's3': 'Lyon', 'Paris|Rome')" in separated
+    assert "2 of 7 facts have an answer that stands for a missing value" in missing
+    assert "1 of 7 facts have a number as tables rewrite it" in number
+    assert "1 of 7 facts have an answer in quotation marks" in quoted
+
+
 def test_quotes_are_an_instruction_and_a_beginning(tmp_path: Path) -> None:
     (tmp_path / "quotes.csv").write_text(QUOTES)
     conflicts = load_conflicts(tmp_path / "quotes.csv")

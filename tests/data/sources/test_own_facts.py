@@ -110,9 +110,12 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
     [
         *(
             (("A", cell), "an answer that stands for a missing value")
-            for cell in ("#N/A", "n/a", "#REF!", "-", "?", "Unknown")
+            for cell in ("#N/A", "n/a", "NaT", r"\N", "(null)", "#REF!", "-", "?", "Unknown")
         ),
-        *((("A", cell), "a number as tables rewrite it") for cell in ("1E+05", "2.5E-3", '="007"', "-7.0")),
+        *(
+            (("A", cell), "a number as tables rewrite it")
+            for cell in ("1E+05", "2.5E-3", "1.867e+03", "1867.00", "1867,0", "1,867.0", '="007"', "-7.0")
+        ),
         *(
             (("A", cell), "an answer in quotation marks")
             for cell in ("'Paris'", "\u201cParis\u201d", "\u00abParis\u00bb")
