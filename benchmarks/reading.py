@@ -10,6 +10,8 @@ whole maps grow with its square; and a prefix pays from the number of saved toke
     plain           our reading with nothing shared between prompts
     ours            our reading
     ours, half      our reading of the first half of the layers
+    model, 16 bits  model(**batch) in bfloat16, which some processors have instructions for
+    ours, 16 bits   our reading in bfloat16
     eager           model(**batch, output_attentions=True) with Hugging Face's eager attention
     TL patterns     run_with_cache of TransformerLens, patterns only
     TL all          run_with_cache of TransformerLens, everything
@@ -104,9 +106,10 @@ Way = Callable[[], list[Tensor]]
 """A way to run a workload, giving what it keeps of attention."""
 
 
-def ways_of(model: HookedModel, bridge: Any, workload: Workload) -> dict[str, Way]:
-    """The ways to run a workload, by name."""
+def ways_of(model: HookedModel, rounded: HookedModel, bridge: Any, workload: Workload) -> dict[str, Way]:
+    """The ways to run a workload, by name; `rounded` is the model in bfloat16."""
     base: Any = base_of(model.model)
+    rounded_base: Any = base_of(rounded.model)
     encodings, size = workload.encodings, workload.batch_size
     batches = [pad(encodings[i : i + size], model.pad_id) for i in range(0, len(encodings), size)]
     half = model.layers[: len(model.layers) // 2]
@@ -139,6 +142,8 @@ def ways_of(model: HookedModel, bridge: Any, workload: Workload) -> dict[str, Wa
         "ours, half": ours(
             lambda: [batch.unpadded(rows) for _, batch, rows in rows_by_batch(model, encodings, size, layers=half)]
         ),
+        "model, 16 bits": lambda: [rounded_base(**batch).logits[:0].clone() for batch in inputs],
+        "ours, 16 bits": lambda: [batch.unpadded(rows) for _, batch, rows in rows_by_batch(rounded, encodings, size)],
         "eager": each("eager", lambda batch: base(**batch, output_attentions=True).attentions),
         "TL patterns": each(
             "sdpa", lambda batch: cached(batch, names_filter=lambda name: name.endswith("attn.hook_pattern"))
@@ -256,6 +261,7 @@ def main() -> None:
     eager = copy.deepcopy(base_of(model.model))
     eager.set_attn_implementation("eager")
     bridge = build_bridge(model, copy.deepcopy(eager))
+    rounded = load_model(copy.deepcopy(eager), tokenizer=model.tokenizer, dtype="bfloat16")
     lengths = [int(length) for length in options.lengths.split(",")]
     workloads = [
         Workload("zero-shot", encode(zero, model.tokenizer), BATCH),
@@ -269,7 +275,7 @@ def main() -> None:
         for workload in workloads:
             if workload.name.split()[0] in options.workloads.split(","):
                 check_equal(model, workload, eager)
-                results.append(show(workload, measure(ways_of(model, bridge, workload), options.rounds)))
+                results.append(show(workload, measure(ways_of(model, rounded, bridge, workload), options.rounds)))
         even = break_even(model, options.rounds) if "break-even" in options.workloads.split(",") else []
     if options.json:
         options.json.write_text(
