@@ -130,9 +130,18 @@ def base_parameters(model: Module) -> list[tuple[str, Tensor]]:
 
 def base_sums(model: Module) -> dict[str, float]:
     """The sum of each parameter of the base model, adapters left out: any step of training changes it."""
+    return _sums_of(base_parameters(model))
+
+
+def weight_sums(model: Module) -> dict[str, float]:
+    """The sum of each parameter, those of adapters included; the base's have their names in it."""
+    return _sums_of((base_name(name), parameter) for name, parameter in model.named_parameters())
+
+
+def _sums_of(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
     import torch
 
-    return {name: float(p.detach().sum(dtype=torch.float64)) for name, p in base_parameters(model)}
+    return {name: float(parameter.detach().sum(dtype=torch.float64)) for name, parameter in parameters}
 
 
 def same_sums(kept: Mapping[str, object], sums: Mapping[str, float]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from pathlib import Path
@@ -17,7 +18,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import ModelError
 from attnbalance.models.config import load_config
-from attnbalance.models.fingerprint import base_sums, hub_file, same_sums
+from attnbalance.models.fingerprint import hub_file, same_sums, weight_sums
 from attnbalance.models.forward import base_of, position_limit
 from attnbalance.models.hooked import READ, HookedModel, hook
 from attnbalance.models.load_adapter import check_adapter, load_adapter, split_adapter
@@ -89,8 +90,10 @@ def load_model(
     return hooked
 
 
-LOADED: WeakKeyDictionary[PreTrainedModel, tuple[dict[str, float], ReferenceType[HookedModel]]] = WeakKeyDictionary()
-"""The sums of a model object's weights when it was last loaded, and what reads it since then."""
+LOADED: WeakKeyDictionary[PreTrainedModel, list[tuple[ReferenceType[HookedModel], dict[str, float]]]] = (
+    WeakKeyDictionary()
+)
+"""What reads each model object, with the sums of the weights that it had when that was loaded."""
 
 
 def _warn_of_changed(hooked: HookedModel) -> None:
@@ -98,15 +101,20 @@ def _warn_of_changed(hooked: HookedModel) -> None:
     base = base_of(hooked.model)
     if any(parameter.is_meta for parameter in base.parameters()):  # some of it is not in memory
         return
-    sums, (before, reader) = base_sums(base), LOADED.get(base, ({}, None))
-    if reader is not None and (earlier := reader()) is not None and not same_sums(before, sums):
-        warnings.warn(
-            f"the weights of this {type(base).__name__} object have changed since it was loaded as {earlier.name} (by "
-            "training, merged adapters or another dtype), and what reads it under that name reads the new ones; to "
-            "compare the two, load the first one again, from its path",
-            stacklevel=4,
-        )
-    LOADED[base] = sums, ref(hooked)
+    sums = weight_sums(hooked.model)
+    alive = [(reader, before) for reader, before in LOADED.get(base, []) if reader() is not None]
+    for reader, before in alive:
+        if (earlier := reader()) is not None and not same_sums(
+            before, {name: sums.get(name, math.nan) for name in before}
+        ):
+            warnings.warn(
+                f"the weights of this {type(base).__name__} object have changed since it was loaded as {earlier.name} "
+                "(by training, merged adapters or another dtype), and what reads it under that name reads the new "
+                "ones; to compare the two, load the first one again, from its path",
+                stacklevel=4,
+            )
+            break
+    LOADED[base] = [*alive, (ref(hooked), sums)]
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -310,6 +310,16 @@ def test_a_model_object_whose_weights_changed_under_an_earlier_handle_is_warned_
     assert not torch.equal(read_attention(before, tiny_prompts()).values, expected)
 
 
+def test_adapters_that_are_trained_and_handles_between_do_not_hide_a_change() -> None:
+    adapted = tiny_lora(tiny_model("llama"), ["q_proj"])
+    first = load_model(adapted, tokenizer=tiny_tokenizer())
+    load_model(adapted, tokenizer=tiny_tokenizer())  # nothing keeps this one
+    next(p for name, p in adapted.named_parameters() if "lora_B" in name).data.mul_(2)
+    with pytest.warns(UserWarning, match="have changed since it was loaded as PeftModel"):
+        load_model(adapted, tokenizer=tiny_tokenizer())
+    assert first.model is adapted
+
+
 def test_nothing_is_said_of_a_model_object_that_is_as_it_was_or_that_nothing_else_reads() -> None:
     base = tiny_model("llama")
     before = load_model(base, tokenizer=tiny_tokenizer())

@@ -51,13 +51,14 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
 
 
 def _conflict(row: Record) -> Conflict:
+    trimmed = str if "memory_answers" in row else str.strip  # what this package wrote stays as it was
     row = {name if row.keys() >= {name, PLURAL.get(name)} else PLURAL.get(name, name): row[name] for name in row}
     missing = [column for column in REQUIRED if row.get(column) in (None, "", [])]
     unknown = [column for column in row if column not in (*REQUIRED, *OPTIONAL)]
     if missing or unknown:
         what = f"no {missing[0]!r}" if missing else f"unknown column {unknown[0]!r}"
         raise DataError(f"{what}; a file of conflicts needs {', '.join(REQUIRED)}, and may have {', '.join(OPTIONAL)}")
-    question = text_of(row["question"], "question").strip()
+    question = trimmed(text_of(row["question"], "question"))
     return Conflict(
         subject=text_of(row.get("subject") or question, "subject").strip(),
         relation=text_of(row.get("relation") or "conflict", "relation").strip(),
@@ -66,7 +67,7 @@ def _conflict(row: Record) -> Conflict:
         question=question,
         subject_start=start_of(row.get("subject_start")),
         statement=statement_of(row.get("statement")),
-        context=text_of(row["context"], "context").strip(),
+        context=trimmed(text_of(row["context"], "context")),
         memory_answers=answers_of(row["memory_answer"]),
     )
 

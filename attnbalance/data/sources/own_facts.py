@@ -34,7 +34,7 @@ COLLECTION = re.compile(
 CHANGED = re.compile(r"""-?[\d,]*\d\.0+|-?\d+,0|-?\d+(\.\d+)?[eE][+-]?\d+|=".*\"""", re.ASCII)
 """A number, or text that looks like one, as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007"."""
 
-QUOTED = re.compile(r"""(["'])[^"']*\1|\u201c[^\u201d]*\u201d|\u2018[^\u2019]*\u2019|\u00ab[^\u00bb]*\u00bb""")
+QUOTED = re.compile(r""""[^"]*"|'[^']*'|\u201c[^\u201d]*\u201d|\u2018[^\u2019]*\u2019|\u00ab[^\u00bb]*\u00bb""")
 """A text within quotation marks, such as a JSON text."""
 
 MISSING = {"na", "n/a", "n.a.", "#na", "#n/a", "nan", "-nan", "nat", "null", "(null)", "none", "nil", "<na>", "\\n"}

@@ -118,7 +118,7 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
         ),
         *(
             (("A", cell), "an answer in quotation marks")
-            for cell in ("'Paris'", "\u201cParis\u201d", "\u00abParis\u00bb")
+            for cell in ("'Paris'", '"O\'Neill"', "\u201cParis\u201d", "\u00abParis\u00bb")
         ),
         *(((cell, "x"), "a subject that stands for a missing value") for cell in ("nan", "None", "#N/A")),
         *(((cell, "x"), "") for cell in ("?", "Unknown", "'39")),

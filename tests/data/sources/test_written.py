@@ -19,7 +19,7 @@ FACTS = (
     Fact("1867.0", "year", ("1867.0",)),
 )
 CONFLICTS = (
-    Conflict("S", "r", ("Lyon", "Lugdunum"), 2.0, "S in S?", 5, "{subject} is", "It is Lyon.", ("NA", "Paris")),
+    Conflict("S", "r", ("Lyon", "Lugdunum"), 2.0, " S in S? ", 6, "{subject} is", "It is Lyon. ", ("NA", "Paris")),
     Conflict("Who?", "conflict", ("1867",), question="Who?", context="In 1867.", memory_answers=("1920",)),
 )
 
