@@ -81,13 +81,18 @@ def adapters_fingerprint(model: Module) -> str:
     """A checksum of a model's adapters: their weights, which are active, merged or switched off, and their scales."""
     added = adapter_parameters(model)
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    weights = _sums([(name, tensor) for name, tensor in tensors if id(tensor) in added])
+    return hashlib.sha256(f"{weights} {adapter_states(model)}".encode()).hexdigest()
+
+
+def adapter_states(model: Module) -> str:
+    """Which adapters a model has, which are active, merged or switched off, and their scales."""
     states = [
         [name, *(getattr(module, state, None) for state in ADAPTER_STATES)]
         for name, module in model.named_modules()
         if hasattr(module, "adapter_layer_names")
     ]
-    weights = _sums([(name, tensor) for name, tensor in tensors if id(tensor) in added])
-    return hashlib.sha256(f"{weights} {states}".encode()).hexdigest()
+    return str(states)
 
 
 def _checksum(model: Module, precision: str) -> str:
@@ -130,18 +135,28 @@ def base_parameters(model: Module) -> list[tuple[str, Tensor]]:
 
 def base_sums(model: Module) -> dict[str, float]:
     """The sum of each parameter of the base model, adapters left out: any step of training changes it."""
-    return _sums_of(base_parameters(model))
-
-
-def weight_sums(model: Module) -> dict[str, float]:
-    """The sum of each parameter, those of adapters included; the base's have their names in it."""
-    return _sums_of((base_name(name), parameter) for name, parameter in model.named_parameters())
-
-
-def _sums_of(parameters: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
     import torch
 
-    return {name: float(parameter.detach().sum(dtype=torch.float64)) for name, parameter in parameters}
+    return {name: float(p.detach().sum(dtype=torch.float64)) for name, p in base_parameters(model)}
+
+
+def quick_sums(model: Module) -> dict[str, int]:
+    """A sum of the bits of each parameter, those of adapters included; the base's have their names in it.
+
+    Any step of training changes it. Takes 0.1 s for each 1e9 weights on a CPU core, and no memory. Parameters that are
+    no plain tensors in memory are left out.
+    """
+    import torch
+
+    def bits(parameter: Tensor) -> int:
+        flat = parameter.detach().flatten()
+        aligned = flat.clone() if flat.storage_offset() * flat.itemsize % 8 else flat
+        of_bytes = aligned.view(torch.uint8)
+        whole = len(of_bytes) // 8 * 8
+        return int(of_bytes[:whole].view(torch.int64).sum()) + int(of_bytes[whole:].sum())
+
+    plain = [(name, p) for name, p in model.named_parameters() if type(p.data) is torch.Tensor and not p.is_meta]
+    return {base_name(name): bits(parameter) for name, parameter in plain}
 
 
 def same_sums(kept: Mapping[str, object], sums: Mapping[str, float]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from pathlib import Path
@@ -18,7 +17,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.prompt_sets import is_same
 from attnbalance.errors import ModelError
 from attnbalance.models.config import load_config
-from attnbalance.models.fingerprint import hub_file, same_sums, weight_sums
+from attnbalance.models.fingerprint import adapter_states, hub_file, quick_sums
 from attnbalance.models.forward import base_of, position_limit
 from attnbalance.models.hooked import READ, HookedModel, hook
 from attnbalance.models.load_adapter import check_adapter, load_adapter, split_adapter
@@ -48,7 +47,7 @@ def load_model(
         model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file, which is
             converted once into a folder beside it, or a model object, which is used in place: its attention
             implementation is set to ours, which gives the outputs of SDPA (and, as SDPA, no maps for
-            `output_attentions`). Training it, or putting or merging adapters into it, changes what is read.
+            `output_attentions`). What trains it, or changes its adapters, changes what is read.
         tokenizer: by default the model's own; required with a model object. An adapter's folder may hold another one,
             which is not used unless named here; a warning says so.
         adapter: a peft folder or Hub id, loaded on top and left unmerged.
@@ -86,35 +85,36 @@ def load_model(
         usual = "cuda" if torch.cuda.is_available() else "cpu"
         loaded = _moved(loaded, usual if device is None else device)
     hooked = hook(loaded, tokenizer, name)
-    _warn_of_changed(hooked)
+    if not spread:
+        _warn_of_changed(hooked)
     return hooked
 
 
-LOADED: WeakKeyDictionary[PreTrainedModel, list[tuple[ReferenceType[HookedModel], dict[str, float]]]] = (
-    WeakKeyDictionary()
-)
-"""What reads each model object, with the sums of the weights that it had when that was loaded."""
+Loaded = tuple[ReferenceType[HookedModel], dict[str, int], str]
+"""What reads a model object, with the sums of its weights and the states of its adapters when it was loaded."""
+
+LOADED: WeakKeyDictionary[PreTrainedModel, list[Loaded]] = WeakKeyDictionary()
 
 
 def _warn_of_changed(hooked: HookedModel) -> None:
-    """Warn where an earlier handle on the same model object now reads weights that are not those that it loaded."""
-    base = base_of(hooked.model)
-    if any(parameter.is_meta for parameter in base.parameters()):  # some of it is not in memory
-        return
-    sums = weight_sums(hooked.model)
-    alive = [(reader, before) for reader, before in LOADED.get(base, []) if reader() is not None]
-    for reader, before in alive:
-        if (earlier := reader()) is not None and not same_sums(
-            before, {name: sums.get(name, math.nan) for name in before}
-        ):
+    """Warn where an earlier handle on the same model object now reads another model than the one that it loaded.
+
+    A handle without adapters refuses a model that has some now, so that only its weights count.
+    """
+    base, sums, states = base_of(hooked.model), quick_sums(hooked.model), adapter_states(hooked.model)
+    alive = [loaded for loaded in LOADED.get(base, []) if loaded[0]() is not None]
+    for reader, before, own_states in alive:
+        earlier = reader()
+        same = all(sums.get(name) == value for name, value in before.items())
+        if earlier is not None and not (same and (earlier.bare or states == own_states)):
             warnings.warn(
-                f"the weights of this {type(base).__name__} object have changed since it was loaded as {earlier.name} "
-                "(by training, merged adapters or another dtype), and what reads it under that name reads the new "
-                "ones; to compare the two, load the first one again, from its path",
+                f"this {type(base).__name__} object has changed since it was loaded as {earlier.name} (it was trained, "
+                "cast, or its adapters were trained, merged, switched or removed), and what was loaded first reads it "
+                "as it is now; to compare the two, load the first one again, from its path",
                 stacklevel=4,
             )
             break
-    LOADED[base] = [*alive, (ref(hooked), sums)]
+    LOADED[base] = [*alive, (ref(hooked), sums, states)]
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,13 @@ from safetensors.torch import load_file, save_file
 from tiny import tiny_config, tiny_model
 from transformers import AutoModelForCausalLM
 
-from attnbalance.models.fingerprint import adapters_fingerprint, files_fingerprint, fingerprint, has_fingerprint
+from attnbalance.models.fingerprint import (
+    adapters_fingerprint,
+    files_fingerprint,
+    fingerprint,
+    has_fingerprint,
+    quick_sums,
+)
 
 WEIGHTS = ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj")
 
@@ -214,3 +221,21 @@ def test_the_code_and_the_templates_of_a_model_count(tmp_path: Path, name: str) 
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("other")
     assert files_fingerprint(tmp_path) != own
+
+
+def test_quick_sums_are_those_of_the_bytes_as_whole_numbers() -> None:
+    """Of sizes that are no multiple of eight bytes, and of a parameter that begins within a storage."""
+    storage = torch.randn(64).bfloat16()
+    module = torch.nn.Module()
+    for name, values in {"odd": storage[:13], "within": storage[3:32], "single": torch.randn(5, 3)}.items():
+        module.register_parameter(name, torch.nn.Parameter(values))
+    for name, parameter in module.named_parameters():
+        data = parameter.detach().clone().view(torch.uint8).numpy().tobytes()
+        whole = len(data) // 8 * 8
+        words = [int.from_bytes(data[i : i + 8], sys.byteorder, signed=True) for i in range(0, whole, 8)]
+        total = (sum(words) + 2**63) % 2**64 - 2**63  # of 64 bits, wrapped
+        assert quick_sums(module)[name] == total + sum(data[whole:])
+    before = quick_sums(module)
+    with torch.no_grad():
+        module.single[4, 2] += 1e-3
+    assert {name for name, value in quick_sums(module).items() if value != before[name]} == {"single"}

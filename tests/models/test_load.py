@@ -305,18 +305,32 @@ def test_a_model_object_whose_weights_changed_under_an_earlier_handle_is_warned_
     elif change == "trained":
         with torch.no_grad():
             next(base.parameters()).data.mul_(1.5)
-    with pytest.warns(UserWarning, match="have changed since it was loaded as LlamaForCausalLM .* load the first one"):
+    with pytest.warns(
+        UserWarning, match="LlamaForCausalLM object has changed since it was loaded as .* load the first one"
+    ):
         load_model(changed, tokenizer=tiny_tokenizer(), dtype="bfloat16" if change == "another dtype" else None)
     assert not torch.equal(read_attention(before, tiny_prompts()).values, expected)
 
 
-def test_adapters_that_are_trained_and_handles_between_do_not_hide_a_change() -> None:
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "trained": lambda model: (
+        model.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"].weight.data.mul_(2)
+    ),
+    "switched": lambda model: model.set_adapter("other"),
+    "switched off": lambda model: model.disable_adapter_layers(),
+    "removed": lambda model: model.unload(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_adapters_under_an_earlier_handle_are_warned_of_also_after_another_handle(change: str) -> None:
     adapted = tiny_lora(tiny_model("llama"), ["q_proj"])
+    adapted.add_adapter("other", adapted.peft_config["default"])
     first = load_model(adapted, tokenizer=tiny_tokenizer())
     load_model(adapted, tokenizer=tiny_tokenizer())  # nothing keeps this one
-    next(p for name, p in adapted.named_parameters() if "lora_B" in name).data.mul_(2)
-    with pytest.warns(UserWarning, match="have changed since it was loaded as PeftModel"):
-        load_model(adapted, tokenizer=tiny_tokenizer())
+    changed = CHANGES[change](adapted)
+    with pytest.warns(UserWarning, match="has changed since it was loaded as PeftModel"):
+        load_model(changed if change == "removed" else adapted, tokenizer=tiny_tokenizer())
     assert first.model is adapted
 
 

@@ -28,25 +28,27 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     the column `subject` the whole question counts as the subject. A table with the columns of `QUOTES` is read as
     memo-trap: the instruction is the context, the beginning of the quote the question, the wanted end the context's
     answer, the usual one that of memory. Rows that are no conflict (see `Conflict`) are dropped and counted. Warns of
-    cells that do not look like one answer (see `warn_of_cells`). Raises `DataError` for a file that cannot be read, and
+    cells that do not look like one answer, but in quotes, which may end in any word (see `warn_of_cells`). Raises `DataError` for a file that cannot be read, and
     if no row is left.
     """
     if path is None:
         raise DataError("conflicts come from a file: conflicts:PATH")
-    name, dropped, conflicts, cells = f"conflicts:{path}", Counter[str](), list[Conflict](), list[list[object]]()
+    name, dropped, conflicts = f"conflicts:{path}", Counter[str](), list[Conflict]()
+    cells = dict[Conflict, list[object]]()
     for number, row in enumerate(read_rows(path), 1):
         where = f"{name}, row {number}"
         make = _quote if set(QUOTES) <= set(row) else _conflict
         try:
             conflicts.append(make(row))
-            cells.append([row.get(column) for column in (*PLURAL, *PLURAL.values())])
+            if make is _conflict:
+                cells[conflicts[-1]] = [row.get(column) for column in (*PLURAL, *PLURAL.values())]
         except NoConflictError as error:
             dropped[error.reason] += 1
         except DataError as error:
             raise DataError(f"{where}: {error}") from error
     if not conflicts:
         raise DataError(f"{name} holds no conflict: {dict(dropped)}")
-    warn_of_cells(path, conflicts, cells)
+    warn_of_cells(path, list(cells), list(cells.values()))
     return FactSet(tuple(conflicts), name, dict(dropped))
 
 
