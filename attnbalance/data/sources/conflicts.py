@@ -28,8 +28,8 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     the column `subject` the whole question counts as the subject. A table with the columns of `QUOTES` is read as
     memo-trap: the instruction is the context, the beginning of the quote the question, the wanted end the context's
     answer, the usual one that of memory. Rows that are no conflict (see `Conflict`) are dropped and counted. Warns of
-    cells that do not look like one answer, but in quotes, which may end in any word (see `warn_of_cells`). Raises `DataError` for a file that cannot be read, and
-    if no row is left.
+    cells that do not look like one answer (see `warn_of_cells`), but for quotes, which may end in any word. Raises
+    `DataError` for a file that cannot be read, and if no row is left.
     """
     if path is None:
         raise DataError("conflicts come from a file: conflicts:PATH")
