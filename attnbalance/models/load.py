@@ -110,7 +110,8 @@ def _warn_of_changed(hooked: HookedModel) -> None:
             warnings.warn(
                 f"this {type(base).__name__} object has changed since it was loaded as {earlier.name} (it was trained, "
                 "cast, or its adapters were trained, merged, switched or removed), and what was loaded first reads it "
-                "as it is now; to compare the two, load the first one again, from its path",
+                "as it is now; to compare the two, load the first one again, from its path (if you no longer use it, "
+                "ignore this)",
                 stacklevel=4,
             )
             break

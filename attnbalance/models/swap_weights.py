@@ -21,6 +21,7 @@ from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load_base import LOAD_ERRORS, brief, check_folder, check_weights
 
 ALONE = "measure it by itself with `attnbalance curve`"
+IN_ONE = "read all in one dtype: --dtype float32, or dtype= in Python"
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,7 @@ def compare_weights(old: Weights, new: Weights, path: str, other: str) -> None:
     """Refuse a checkpoint that differs from another in more than the values of its weights."""
     where = f"{path} must differ from {other} in the values of its weights only, but"
     if old.dtype != new.dtype:
-        raise ModelError(
-            f"{where} config.json names dtype {new.dtype}, not {old.dtype}; read all in one: --dtype float32, or "
-            "dtype= in Python"
-        )
+        raise ModelError(f"{where} config.json names dtype {new.dtype}, not {old.dtype}; {IN_ONE}")
     if old.tied != new.tied:
         raise ModelError(f"{where} config.json has tie_word_embeddings {new.tied}, not {old.tied}; {ALONE}")
     if changed := differing_settings(old.settings, new.settings):
@@ -156,7 +154,9 @@ def compare_weights(old: Weights, new: Weights, path: str, other: str) -> None:
             name for name in old.kinds.keys() | new.kinds.keys() if old.kinds.get(name) != new.kinds.get(name)
         )
         kinds = [_words(weights.kinds.get(names[0])) for weights in (new, old)]
-        raise ModelError(f"{where} {names[0]} is {kinds[0]}, not {kinds[1]} ({len(names)} such weights); {ALONE}")
+        shapes = [{name: shape for name, (_, shape) in weights.kinds.items()} for weights in (new, old)]
+        remedy = IN_ONE if shapes[0] == shapes[1] else ALONE
+        raise ModelError(f"{where} {names[0]} is {kinds[0]}, not {kinds[1]} ({len(names)} such weights); {remedy}")
 
 
 def _words(kind: tuple[str, tuple[int, ...]] | None) -> str:

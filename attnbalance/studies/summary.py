@@ -125,7 +125,7 @@ def _as_dict(row: StudyRow | SplitContrast) -> dict[str, Any]:
 
 def study_rows(results: Sequence[FitResult]) -> list[StudyRow]:
     """One row for each world, split and method, in the order of the results."""
-    groups = _groups(results)
+    groups = fits_by_row(results)
     return [_row(fits, groups) for fits in groups.values()]
 
 
@@ -134,7 +134,7 @@ def split_contrasts(results: Sequence[FitResult]) -> list[SplitContrast]:
 
     Controls that give the same answers on both are left out.
     """
-    groups, contrasts = _groups(results), list[SplitContrast]()
+    groups, contrasts = fits_by_row(results), list[SplitContrast]()
     for world, method in dict.fromkeys((world, method) for world, _, method in groups):
         pairs = _paired(*(groups.get((world, split, method), []) for split in GAP))
         if any(top["subject_attention"] or top["correct"] != bottom["correct"] for top, bottom in pairs):
@@ -158,7 +158,7 @@ def _contrast(world: str, method: str, pairs: Sequence[tuple[FitResult, FitResul
     )
 
 
-def _groups(results: Sequence[FitResult]) -> dict[tuple[str, str, str], list[FitResult]]:
+def fits_by_row(results: Sequence[FitResult]) -> dict[tuple[str, str, str], list[FitResult]]:
     """The fits by world, split and method."""
     groups: dict[tuple[str, str, str], list[FitResult]] = {}
     for fit in results:

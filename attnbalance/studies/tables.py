@@ -12,7 +12,7 @@ from attnbalance.report.wording import bounds, markdown, percent_interval, perce
 from attnbalance.statistics.intervals import Interval
 from attnbalance.studies.controls import untrained
 from attnbalance.studies.figures import draw_extraction
-from attnbalance.studies.summary import FitResult, SplitContrast, StudyRow, split_contrasts, study_rows
+from attnbalance.studies.summary import FitResult, SplitContrast, StudyRow, fits_by_row, split_contrasts, study_rows
 
 CAPTION = """Extraction ratio: right answers to held-out questions over right completions of the same facts' statements
 by the base; lucky guesses count, so it may exceed 1. Kept: of the facts that the base completes, the share that is
@@ -93,17 +93,14 @@ def table_of(rows: Sequence[StudyRow], contrasts: Sequence[SplitContrast] = ()) 
 
 
 def _replayed_less(results: Sequence[FitResult]) -> list[str]:
-    """A sentence for each method, split and world whose fits replayed fewer facts than their share asks for."""
-    counts = dict[tuple[str, str, str], list[tuple[int, int]]]()
-    for result in results:
-        if result.get("replayed", 0) < (wanted := result.get("replay_wanted", 0)):
-            key = result["world"], result["method"], result["split"]
-            counts.setdefault(key, []).append((result["replayed"], wanted))
-    return [
-        f"{method} on {split} ({world}) replays fewer facts than its share asks for: "
-        f"{', '.join(f'{replayed} of {wanted}' for replayed, wanted in dict.fromkeys(pairs))}."
-        for (world, method, split), pairs in counts.items()
-    ]
+    """A sentence for each world, split and method whose fits replayed fewer facts than their share asks for."""
+    sentences = list[str]()
+    for (world, split, method), fits in fits_by_row(results).items():
+        counts = [(fit["replayed"], fit["replay_wanted"]) for fit in fits if "replay_wanted" in fit]
+        if fewer := [f"{replayed} of {wanted}" for replayed, wanted in dict.fromkeys(counts) if replayed < wanted]:
+            which = f"{method} on {split} ({world})"
+            sentences.append(f"{which} replays fewer facts than its share asks for: {', '.join(fewer)}.")
+    return sentences
 
 
 def _contrast_table(contrasts: Sequence[SplitContrast]) -> str:

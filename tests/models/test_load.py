@@ -343,3 +343,13 @@ def test_nothing_is_said_of_a_model_object_that_is_as_it_was_or_that_nothing_els
         del before
         next(base.parameters()).data.mul_(1.5)
         load_model(base, tokenizer=tiny_tokenizer())
+
+
+def test_adapters_put_into_a_base_are_refused_when_the_base_is_read_and_need_no_warning() -> None:
+    base = tiny_model("llama")
+    before = load_model(base, tokenizer=tiny_tokenizer())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        load_model(tiny_lora(base, ["q_proj"]), tokenizer=tiny_tokenizer())
+    with pytest.raises(ModelError, match="adapters were put into"):
+        read_attention(before, tiny_prompts())

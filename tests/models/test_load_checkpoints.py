@@ -178,7 +178,9 @@ def test_full_checkpoints_of_two_dtypes_are_read_in_one_that_is_named(
     base = moved(full[0], tmp_path / "base", 7)
     AutoModelForCausalLM.from_pretrained(base).to(torch.bfloat16).save_pretrained(base)
     pairs = [(str(path), None) for path in (base, *full)]
-    with pytest.raises(ModelError, match=r"names dtype torch.float32, not torch.bfloat16; read all in one: --dtype"):
+    with pytest.raises(
+        ModelError, match=r"names dtype torch.float32, not torch.bfloat16; read all in one dtype: --dtype"
+    ):
         load_checkpoints(pairs)
     for (path, _), model in zip(pairs, load_checkpoints(pairs, dtype=dtype), strict=True):
         alone = load_model(path, dtype=dtype)

@@ -74,7 +74,7 @@ DAMAGES: dict[Callable[[Path], None], str] = {
     resize: r"vocab_size is 430, not 420; measure it by itself with `attnbalance curve`",
     other_family: "must differ from .* in the values of its weights only",
     other_dtype: "config.json names dtype torch.bfloat16",
-    one_in_half: r"model.norm.weight is F16 of shape \[32\], not F32 of shape \[32\] \(1 such weights\)",
+    one_in_half: r"norm.weight is F16 of shape \[32\], not F32 of shape \[32\] \(1 such weights\); read all",
     lambda folder: configured(folder, rms_norm_eps=0.1): "rms_norm_eps is 0.1, not 1e-06",
     lambda folder: rewritten(folder, lambda tensors: tensors.pop("model.norm.weight")): "model.norm.weight is absent",
     lambda folder: (folder / WEIGHTS).unlink(): "holds no weights",

@@ -74,6 +74,7 @@ def test_a_method_may_replay_what_the_base_knows_of_the_world_or_generates(
         new = len(load_run(folder / "run-0").train)
         wanted = {"known": new, "own": 3 * new}[name]  # half of all, and the default of three quarters
         assert (fit["replayed"], fit["replay_wanted"]) == (1, wanted)
+        assert table.count("replays fewer facts") == 2  # of no method that replays nothing
         assert f"{name} on top (tiny) replays fewer facts than its share asks for: 1 of {wanted}." in table
 
 

@@ -53,7 +53,7 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
 
 
 def _conflict(row: Record) -> Conflict:
-    trimmed = str if "memory_answers" in row else str.strip  # what this package wrote stays as it was
+    trimmed = str if row.get("subject_start") not in (None, "") else str.strip  # an index counts from the beginning
     row = {name if row.keys() >= {name, PLURAL.get(name)} else PLURAL.get(name, name): row[name] for name in row}
     missing = [column for column in REQUIRED if row.get(column) in (None, "", [])]
     unknown = [column for column in row if column not in (*REQUIRED, *OPTIONAL)]

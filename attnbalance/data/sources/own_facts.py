@@ -31,18 +31,20 @@ COLLECTION = re.compile(
 )
 """How Python, pandas, R and databases write several values into one cell."""
 
-CHANGED = re.compile(r"""-?[\d,]*\d\.0+|-?\d+,0|-?\d+(\.\d+)?[eE][+-]?\d+|=".*\"""", re.ASCII)
+CHANGED = re.compile(r"""-?[\d,]*\d\.0+|-?\d+,0+|-?\d+(\.\d+)?[eE][+-]?\d+|=".*\"""", re.ASCII)
 """A number, or text that looks like one, as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007"."""
 
 QUOTED = re.compile(r""""[^"]*"|'[^']*'|\u201c[^\u201d]*\u201d|\u2018[^\u2019]*\u2019|\u00ab[^\u00bb]*\u00bb""")
 """A text within quotation marks, such as a JSON text."""
 
-MISSING = {"na", "n/a", "n.a.", "#na", "#n/a", "nan", "-nan", "nat", "null", "(null)", "none", "nil", "<na>", "\\n"}
-MISSING |= {"#null!", "#ref!", "#name?", "#value!"}
+MISSING = {
+    *("na", "n/a", "n.a.", "#na", "#n/a", "nan", "-nan", "nat", "null", "(null)", "none", "nil", "<na>", "\\n"),
+    *("#null!", "#ref!", "#name?", "#value!", "#div/0!", "#num!"),
+}
 """How tables write a cell without a value, in small letters."""
 
 NO_ANSWER = MISSING | {"?", "-", "--", "unknown"}
-"""How people write that an answer is missing, in small letters; these may be the name of a song, and so a subject."""
+"""How tables and people write that an answer is missing; the last four may be the name of a song, and so a subject."""
 
 
 def load_own(path: str | Path) -> FactSet:
@@ -93,7 +95,7 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
         "an answer that stands for a missing value": [
             any(text.lower() in NO_ANSWER for text in own) for own in answers
         ],
-        """a number as tables rewrite it (1867.0, 1E+05, ="007"), which no model will say""": [
+        """a number as a spreadsheet rewrites it (1867.0, 1E+05, ="007")""": [
             any(map(CHANGED.fullmatch, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
         "an answer in quotation marks, which count as a part of it": [

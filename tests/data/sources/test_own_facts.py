@@ -93,7 +93,7 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
         facts = load_own(path)
     missing, numbers, quoted = (str(each.message) for each in caught)
     assert "2 of 8 facts have an answer that stands for a missing value (first: 'A': 'NA'); fix these rows" in missing
-    assert "2 of 8 facts have a number as tables rewrite it (1867.0," in numbers
+    assert "2 of 8 facts have a number as a spreadsheet rewrites it (1867.0," in numbers
     assert "(first: 'D': '1867.0')" in numbers
     assert (
         """1 of 8 facts have an answer in quotation marks, which count as a part of it (first: 'F': '"Paris"')"""
@@ -110,15 +110,30 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
     [
         *(
             (("A", cell), "an answer that stands for a missing value")
-            for cell in ("#N/A", "n/a", "NaT", r"\N", "(null)", "#REF!", "-", "?", "Unknown")
+            for cell in (
+                "#N/A",
+                "n/a",
+                "N.A.",
+                "-NaN",
+                "#NULL!",
+                "#DIV/0!",
+                "--",
+                "NaT",
+                r"\N",
+                "(null)",
+                "#REF!",
+                "-",
+                "?",
+                "Unknown",
+            )
         ),
         *(
-            (("A", cell), "a number as tables rewrite it")
-            for cell in ("1E+05", "2.5E-3", "1.867e+03", "1867.00", "1867,0", "1,867.0", '="007"', "-7.0")
+            (("A", cell), "a number as a spreadsheet rewrites it")
+            for cell in ("1E+05", "2.5E-3", "1.867e+03", "1867.00", "1867,0", "1867,00", "1,867.0", '="007"', "-7.0")
         ),
         *(
             (("A", cell), "an answer in quotation marks")
-            for cell in ("'Paris'", '"O\'Neill"', "\u201cParis\u201d", "\u00abParis\u00bb")
+            for cell in ("'Paris'", '"O\'Neill"', "\u201cParis\u201d", "\u2018Paris\u2019", "\u00abParis\u00bb")
         ),
         *(((cell, "x"), "a subject that stands for a missing value") for cell in ("nan", "None", "#N/A")),
         *(((cell, "x"), "") for cell in ("?", "Unknown", "'39")),
