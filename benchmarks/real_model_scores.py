@@ -137,7 +137,8 @@ def figure_of(rows: Mapping[str, Intervals]) -> Figure:
         for index, (name, both) in enumerate(pairs.items()):
             (x, across), (y, along) = (whiskers([interval], 100) for interval in both)
             colour, marker = label_style(index)
-            ax.errorbar(x, y, along, across, color=colour, marker=marker, linestyle="none", capsize=2, label=name)
+            label = "recommended (ce-kl)" if name == "ce-kl" else name
+            ax.errorbar(x, y, along, across, color=colour, marker=marker, linestyle="none", capsize=2, label=label)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
         ax.set(xlabel="kept, of known held-out facts (%)", ylabel="learned, of unknown training facts (%)")
     return figure
