@@ -124,8 +124,9 @@ def draw(rows: Mapping[str, Intervals], path: Path) -> None:
     if not _pairs(rows):
         print("No figure: the base knows none of the held-out facts, or all training facts.")
         return
+    named = {"recommended (ce-kl)" if name == "ce-kl" else name: numbers for name, numbers in rows.items()}
     with replacing(path) as temporary:
-        save(figure_of(rows), temporary, format="png", dpi=150)
+        save(figure_of(named), temporary, format="png", dpi=150)
 
 
 def figure_of(rows: Mapping[str, Intervals]) -> Figure:
@@ -137,8 +138,7 @@ def figure_of(rows: Mapping[str, Intervals]) -> Figure:
         for index, (name, both) in enumerate(pairs.items()):
             (x, across), (y, along) = (whiskers([interval], 100) for interval in both)
             colour, marker = label_style(index)
-            label = "recommended (ce-kl)" if name == "ce-kl" else name
-            ax.errorbar(x, y, along, across, color=colour, marker=marker, linestyle="none", capsize=2, label=label)
+            ax.errorbar(x, y, along, across, color=colour, marker=marker, linestyle="none", capsize=2, label=name)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
         ax.set(xlabel="kept, of known held-out facts (%)", ylabel="learned, of unknown training facts (%)")
     return figure
