@@ -130,7 +130,7 @@ def finetune(
 
     The folder --out is itself a model (or adapter): the checkpoint that was best on a validation part of the training
     facts (with --validation 0: on the training facts). It also holds all checkpoints, train.jsonl, heldout.jsonl for
-    `attnbalance curve --facts`, and replay.jsonl.
+    `attnbalance curve --facts` (of conflicts: --facts conflicts:FILE), and replay.jsonl.
     """
     from attnbalance.data.conflicts import Conflict
     from attnbalance.data.prompt_sets import PromptSet
