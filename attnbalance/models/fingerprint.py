@@ -143,8 +143,8 @@ def base_sums(model: Module) -> dict[str, float]:
 def quick_sums(model: Module) -> dict[str, int]:
     """A sum of the bits of each parameter, those of adapters included; the base's have their names in it.
 
-    Any step of training changes it. Takes 0.1 to 0.3 s for each 1e9 weights on a CPU core, and no memory. Parameters that are
-    no plain tensors in memory are left out.
+    Any step of training changes it. Takes 0.1 to 0.3 s for each 1e9 weights on a CPU core, and no memory. Parameters
+    that are no plain tensors in memory are left out.
     """
     import torch
 
