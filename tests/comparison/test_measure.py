@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,15 @@ from attnbalance import (
     read_attention,
     read_attention_by_part,
     read_value_weighted_attention,
+    recall,
 )
 from attnbalance.comparison.known_readings import READINGS, chosen_readings
 from attnbalance.comparison.measure import measure_all
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import write_json
+from attnbalance.models.generate import generate
+from attnbalance.readings.recall import NEW_TOKENS
 
 GOOD = FactSet(FACTS)
 SETTINGS = MeasureSettings(recall=True, batch_size=4)
@@ -46,6 +50,21 @@ def test_what_is_measured_is_what_the_library_reads(llama_folder: Path, tmp_path
     for example in one.examples:
         assert all(abs(sum(weights) - 1) < 1e-5 for weights in example.weights)
         assert len(example.tokens) == len(example.in_subject) == len(example.weights[0])
+
+
+def test_an_answer_that_is_longer_than_usual_is_heard_to_its_end(llama_folder: Path, tmp_path: Path) -> None:
+    """What `curve --recall` calls: the fact accepts the 25 tokens that the model says, of which 10 hold no answer."""
+    model, fact = load_model(llama_folder), FACTS[0]
+    said = generate(model, make_prompts([fact]), max_new_tokens=25, batch_size=1)[0]
+    whole = max((line.strip() for line in said.splitlines()), key=len)
+    assert len(model.tokenizer(whole, add_special_tokens=False)["input_ids"]) > NEW_TOKENS
+    prompts = make_prompts(FactSet((replace(fact, answers=(whole,)), *FACTS[1:])))
+    settings = replace(SETTINGS, scoring="containment")
+    (measured,) = measure_all([ModelSpec("a", str(llama_folder))], prompts, settings, tmp_path)
+    assert measured.recall is not None
+    assert measured.recall.correct[0]
+    with pytest.warns(UserWarning, match="accept an answer of more than 10 tokens"):
+        assert not recall(model, prompts, scoring="containment", max_new_tokens=NEW_TOKENS).correct[0]
 
 
 def test_what_was_measured_is_not_measured_again(

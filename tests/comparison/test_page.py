@@ -153,6 +153,16 @@ def test_the_table_of_accuracies_holds_hand_counted_numbers(tmp_path):
     assert [cell.split(" ")[0] for cell in shortcut[2:4]] == ["50.0%", "50.0%"]
 
 
+def test_ties_across_fifths_are_counted_on_the_page(tmp_path):
+    """Forty questions in fifths of eight: twelve of one popularity fill the second fifth and half of the third."""
+    made = a_comparison(ATTENTION, CORRECT)
+    popularity = tuple(map(float, (*range(100, 92, -1), *(50,) * 12, *range(20, 0, -1))))
+    measured = tuple(replace(each, recall=replace(each.recall, popularity=popularity)) for each in made.measured)
+    said = "questions have the popularity of others in another fifth; such ties are"
+    assert f"12 {said}" in _page(replace(made, measured=measured), tmp_path).all_text
+    assert said not in _page(made, tmp_path).all_text
+
+
 def test_questions_without_a_shortcut_are_counted_and_left_out_of_its_rate(tmp_path):
     made = a_comparison(ATTENTION, CORRECT)
     recalls = [measured.recall for measured in made.measured]

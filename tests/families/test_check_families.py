@@ -25,6 +25,9 @@ SAMPLE = {
     ("mixtral", False): "exact",
     ("bloom", False): "fallback",
     ("deepseek_v32", True): "exact",  # keys chosen by score
+    ("axk2", True): "exact",
+    ("hy_v4", True): "exact",
+    ("bailing_hybrid", False): "exact",  # layers that report no number
     ("falcon", True): "refused",  # its eager attention adds ALiBi twice
     ("mamba", False): "refused",
 }

@@ -17,6 +17,7 @@ from attnbalance import load_model, read_attention
 from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
+from attnbalance.models.length_thresholds import length_thresholds
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -81,3 +82,14 @@ def test_a_padded_batch_beyond_a_threshold_is_refused_by_the_model_itself() -> N
         ModelError, match="can be read from 16 tokens on only in batches of prompts of one length, got a padded batch"
     ):
         hooked.rows(pad(encode(tiny_prompts(), tiny_tokenizer())))
+
+
+def test_a_threshold_too_far_to_be_proven_splits_batches_there_all_the_same() -> None:
+    settings = THRESHOLDS["Phi3"] | {"original_max_position_embeddings": 4096, "max_position_embeddings": 8192}
+    rope = LONGROPE | {"original_max_position_embeddings": 4096}
+    config = transformers.Phi3Config(**settings | {"rope_parameters": rope})
+    thresholds = length_thresholds(config)
+    assert thresholds.crossed == []
+    assert set(thresholds.unsure) == {4096}
+    hooked = load_model(transformers.AutoModelForCausalLM.from_config(config).eval(), tokenizer=tiny_tokenizer())
+    assert hooked.alike_from == 4096

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import warnings
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from attnbalance import Fact
@@ -229,6 +232,15 @@ def test_rows_of_one_question_are_merged_and_counted(tmp_path: Path) -> None:
 def test_a_bad_row_is_refused_with_its_number_and_the_value(change: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         load_own(written(tmp_path, GOOD, GOOD | change))
+
+
+@pytest.mark.parametrize("column", ["subject", "relation", "question", "popularity"])
+@pytest.mark.parametrize("nested", [{"a": 1}, ["Oslo"]])
+def test_a_nested_column_of_a_parquet_file_is_refused_by_row(column: str, nested: object, tmp_path: Path) -> None:
+    row = GOOD | {"question": "What is the capital of Peru?", "popularity": 1.0, column: nested}
+    pq.write_table(pa.Table.from_pylist([row]), tmp_path / "facts.parquet")
+    with pytest.raises(DataError, match=f"row 1: {column} must be .*got {re.escape(str(nested))}"):
+        load_own(tmp_path / "facts.parquet")
 
 
 def test_a_blank_cell_is_no_statement_and_no_question(tmp_path):
