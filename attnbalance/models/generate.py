@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -74,6 +74,7 @@ def generate(
     edit: Edit | None = None,
     sampling: Sampling | None = None,
     first_line: bool = False,
+    read: Callable[[list[int], PromptBatch], DynamicCache] | None = None,
     progress: bool = False,
     title: str = "answers",
 ) -> list[str]:
@@ -92,6 +93,8 @@ def generate(
         edit: what to do with the attention row of each prompt's last token; by default nothing.
         sampling: how to draw tokens at random; by default the most probable one is taken.
         first_line: whether answers also end at the first line break.
+        read: what reads each batch before it is answered, given the prompts' indices and the batch, and returns the
+            keys and values of all tokens but each prompt's last; by default the model itself. It goes with no edit.
         progress: whether to show a progress bar.
         title: the title of the progress bar.
     """
@@ -106,12 +109,16 @@ def generate(
     with model.evaluating(), _seeded(model, sampling), _bar(len(encodings), title, progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
         together = [(None, list(range(len(encodings))))]  # an edit changes what the cache would hold
-        for prefix, group in with_prefixes(model, sequences) if edit is None else together:
+        for prefix, group in with_prefixes(model, sequences) if edit is None and read is None else together:
             asked, own = [encodings[i] for i in group], [budgets[i] for i in group]
             alike = prefix is not None or base_of(model.model).config.model_type in UNPADDED
             for indices, batch in model.batches(asked, batch_size, budgets=own, alike=alike):
                 settings.max_new_tokens = max(own[j] for j in indices)
-                for j, new in zip(indices, _continuations(model, batch, settings, edit, prefix), strict=True):
+                if read is not None:
+                    cache = read(indices, batch)
+                else:
+                    cache = None if prefix is None else read_on(model, prefix, batch.input_ids.to(model.device))
+                for j, new in zip(indices, _continuations(model, batch, settings, edit, cache), strict=True):
                     answers[group[j]] = _text(model, new[: own[j]], first_line)  # others of the batch may have more
                     whole[group[j]] = str(model.tokenizer.decode(new[: own[j]]))
                 bar.update(len(indices))
@@ -155,11 +162,14 @@ def _settings(model: HookedModel, sampling: Sampling | None, first_line: bool) -
 
 
 def _continuations(
-    model: HookedModel, batch: PromptBatch, settings: GenerationConfig, edit: Edit | None, prefix: DynamicCache | None
+    model: HookedModel, batch: PromptBatch, settings: GenerationConfig, edit: Edit | None, cache: DynamicCache | None
 ) -> list[list[int]]:
-    """The tokens that the model puts after each prompt, not yet cut at the end of the answer."""
+    """The tokens that the model puts after each prompt, not yet cut at the end of the answer.
+
+    The cache holds the keys and values of the first tokens of all prompts, and is filled further.
+    """
     base = base_of(model.model)
-    cached = {} if prefix is None else {"past_key_values": read_on(model, prefix, batch.input_ids.to(model.device))}
+    cached = {} if cache is None else {"past_key_values": cache}
     with _only(base, settings), nullcontext() if edit is None else edited(model, edit(batch)):
         output = base.generate(  # pyright: ignore[reportCallIssue]
             input_ids=batch.input_ids.to(model.device),

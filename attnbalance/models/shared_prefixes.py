@@ -59,7 +59,7 @@ def with_prefixes(
     """
     groups = groups_by_prefix(sequences, worth)
     most = max(map(len, sequences), default=0) if longest is None else longest
-    if not any(shared for shared, _ in groups) or not _can_share(model, most):
+    if not any(shared for shared, _ in groups) or not can_share(model, most):
         groups = [(0, list(range(len(sequences))))]
     for shared, group in groups:
         yield (_prefix(model, sequences[group[0]][:shared]) if shared else None), group
@@ -71,7 +71,7 @@ def _prefix(model: HookedModel, ids: Sequence[int]) -> DynamicCache | None:
         return read_prefix(model.model, ids)
 
 
-def _can_share(model: HookedModel, longest: int) -> bool:
+def can_share(model: HookedModel, longest: int) -> bool:
     """Whether prompts of so many tokens can be read after a cache.
 
     Not where something else hooks into the model's passes, such as an edit: it may count on whole prompts. Hooks of

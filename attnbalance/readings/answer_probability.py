@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import DynamicCache
 
 from attnbalance.arguments import expects
-from attnbalance.data.batches import in_order
+from attnbalance.data.batches import PromptBatch, in_order
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.models.forward import base_of, check_vocabulary, inputs_of
@@ -45,3 +46,38 @@ def read_answer_probability(
         pieces.append(torch.stack(sums))
         order.append(indices)
     return in_order(pieces, order)
+
+
+@torch.no_grad()
+def probability_after(
+    model: HookedModel, batch: PromptBatch, answers: Sequence[Sequence[int]], cache: DynamicCache
+) -> Float[Tensor, " prompt"]:
+    """The log-probability, in nats, of one answer after each prompt of a batch, in float32 on the CPU.
+
+    As `read_answer_probability` gives it, where the prompts have been read already.
+
+    model: the model.
+    batch: prompts, padded on the left.
+    answers: the tokens of an answer to each.
+    cache: the keys and values of all tokens but each prompt's last; afterwards it is as before.
+    """
+    longest = max(map(len, answers))
+    lengths = torch.tensor([len(answer) for answer in answers])
+    ids = torch.tensor([[*answer, *[model.pad_id] * (longest - len(answer))] for answer in answers])
+    places = torch.arange(longest)[None]
+    real = places < lengths[:, None]
+    check_vocabulary(model.model, ids, model.name)
+    with_answers = replace(
+        batch,
+        input_ids=torch.cat([batch.input_ids, ids], dim=1),
+        attention_mask=torch.cat([batch.attention_mask != 0, real], dim=1),
+        position_ids=torch.cat([batch.position_ids, (batch.position_ids[:, -1:] + 1 + places) * real], dim=1),
+        spans={},
+    )
+    with model.evaluating():
+        output = model.model(**inputs_of(base_of(model.model), with_answers, longest + 1, cache))
+    cache.crop(-longest - 1)
+    logits = output.logits[:, -longest - 1 : -1].float()
+    model.check_finite(batch.prompts, logits)
+    log_p = logits.log_softmax(-1).cpu().gather(2, ids[:, :, None])[:, :, 0]
+    return log_p.masked_fill(~real, 0.0).sum(1)

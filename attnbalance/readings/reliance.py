@@ -11,18 +11,21 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from transformers import DynamicCache
 
 from attnbalance.arguments import expects
+from attnbalance.data.batches import PromptBatch, in_order
 from attnbalance.data.conflicts import Conflict, says
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.scoring import CONTAINMENT, is_match
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, ModelError
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import HookedModel
-from attnbalance.readings.answer_probability import read_answer_probability
-from attnbalance.readings.attention import REST, AttentionRows, read_from_rows
-from attnbalance.readings.reading import Reading
+from attnbalance.models.shared_prefixes import can_share
+from attnbalance.readings.answer_probability import probability_after, read_answer_probability
+from attnbalance.readings.attention import REST, AttentionRows, read_from_rows, rows_of
+from attnbalance.readings.reading import Reading, concatenate
 from attnbalance.statistics.intervals import Interval, mean_intervals
 from attnbalance.statistics.shares import share_interval
 
@@ -227,22 +230,56 @@ def read_reliance(
         raise DataError(f"both prompts must be about the same conflicts, got {len(asked)} and {len(alone)}")
     if without_context := [prompt for prompt in asked if "context" not in prompt.spans]:
         raise DataError(f"expected prompts with their context, got {without_context[0].text[:60]!r}")
-    remembered, budgets = _remembered(asked), reliance_budgets(asked)
-    outputs, others = (
-        tuple(generate(model, each, max_new_tokens=budgets, batch_size=batch_size, progress=progress))
-        for each in (asked, alone)
-    )
-    log_odds, against = (
-        read_answer_probability(model, each, batch_size=batch_size, progress=progress) for each in (asked, remembered)
-    )
-    attention = _attention(model, asked, batch_size, progress)
-    return Reliance(tuple(asked), outputs, others, log_odds - against, attention)
+    budgets = reliance_budgets(asked)
+    answers = partial(generate, model, max_new_tokens=budgets, batch_size=batch_size, progress=progress)
+    longest = max(len(each.ids) + more for each, more in zip(asked.encodings, budgets, strict=True))
+    if can_share(model, longest):
+        reading = _OnePass(model, asked)
+        outputs = answers(asked, read=reading)
+        log_odds, attention = reading.results()
+    else:
+        outputs = answers(asked)
+        log_p, against = (
+            read_answer_probability(model, each, batch_size=batch_size, progress=progress)
+            for each in (asked, _remembered(asked))
+        )
+        log_odds = log_p - against
+        attention = read_from_rows(model, asked, READERS, batch_size=batch_size, progress=progress)
+    return Reliance(tuple(asked), tuple(outputs), tuple(answers(alone)), log_odds, attention)
 
 
-def _attention(model: HookedModel, prompts: PromptSet, batch_size: int, progress: bool) -> dict[str, Reading]:
-    """The share of attention to each of `ROLES` and to the rest, holding the rows of one batch at a time."""
-    readers = {role: partial(AttentionRows.to, role=role, reduce="sum") for role in ROLES}
-    return read_from_rows(model, prompts, {**readers, REST: _to_rest}, batch_size=batch_size, progress=progress)
+class _OnePass:
+    """Reads each batch of prompts once: the rows, the probabilities of both answers, and what an answer begins with."""
+
+    def __init__(self, model: HookedModel, prompts: PromptSet) -> None:
+        self.model, self.prompts, self.remembered = model, prompts, _remembered(prompts)
+        self.indices, self.log_odds = list[list[int]](), list[Tensor]()
+        self.readings: dict[str, list[Reading]] = {name: [] for name in READERS}
+
+    def __call__(self, indices: list[int], batch: PromptBatch) -> DynamicCache:
+        """The keys and values of all tokens but each prompt's last (see `generate`)."""
+        rows = rows_of(batch, self.model.rows(batch, cache := DynamicCache()), self.model.layers)
+        lengths = {cache.get_seq_length(layer) for layer in range(len(cache.layers))}
+        if lengths != {batch.input_ids.shape[1]}:
+            raise ModelError(
+                f"{self.model.name} was expected to keep keys and values of {batch.input_ids.shape[1]} tokens in every "
+                f"layer, and keeps those of {min(lengths)} in one: this family cannot be asked about conflicts"
+            )
+        cache.crop(-1)
+        log_p, against = (
+            probability_after(self.model, batch, [each.answers.ids[i] for i in indices], cache)
+            for each in (self.prompts, self.remembered)
+        )
+        self.indices.append(indices)
+        self.log_odds.append(log_p - against)
+        for name, reader in READERS.items():
+            self.readings[name].append(reader(rows))
+        return cache
+
+    def results(self) -> tuple[Float[Tensor, " prompt"], dict[str, Reading]]:
+        """The log odds and the readings of all prompts, in their order."""
+        readings = {name: concatenate(parts).at(self.prompts.prompt_ids) for name, parts in self.readings.items()}
+        return in_order(self.log_odds, self.indices), readings
 
 
 def _to_rest(rows: AttentionRows) -> Reading:
@@ -250,3 +287,7 @@ def _to_rest(rows: AttentionRows) -> Reading:
     context, subject = (rows.to(role, "sum") for role in ROLES)
     rest = rows.values.sum(dim=-1) - context.values - subject.values
     return replace(context, name="rest attention (sum)", values=rest)
+
+
+READERS = {**{role: partial(AttentionRows.to, role=role, reduce="sum") for role in ROLES}, REST: _to_rest}
+"""What is read of each prompt's rows: the share of attention to each of `ROLES` and to the rest."""

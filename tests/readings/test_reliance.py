@@ -95,10 +95,13 @@ def test_m_c_is_the_share_of_the_contexts_answer_in_both_probabilities() -> None
     assert (certain.m_c().mean, certain.m_c().high) == (1.0, 1.0)
 
 
-def test_a_model_is_read_as_plain_loops_read_it() -> None:
-    network = tiny_model("llama")
+@pytest.mark.parametrize(("family", "once"), [("llama", True), ("neox", True), ("bloom", True), ("mistral", False)])
+def test_a_model_is_read_as_plain_loops_read_it(family: str, once: bool) -> None:
+    """Mistral's sliding window keeps a cache that is not of all tokens, so that its prompts are read anew each time."""
+    network = tiny_model(family)
     network.config.max_position_embeddings = 256
     model = load_model(network, tokenizer=tiny_tokenizer(), device="cpu")
+    assert model.shares_prefixes == once
     asked, alone = (make_prompts(CONFLICTS[:3], template) for template in ("context", "qa"))
     read = read_reliance(model, asked, alone, batch_size=2)
     for prompts, texts in ((asked, read.outputs), (alone, read.without)):
@@ -116,6 +119,28 @@ def test_a_model_is_read_as_plain_loops_read_it() -> None:
         for role in ("context", "subject"):
             expected = torch.stack([layer[0, :, -1, list(encoding.spans[role])].sum(-1) for layer in maps])
             torch.testing.assert_close(read.attention[role].values[i], expected, atol=1e-5, rtol=1e-4)
+
+
+def test_each_prompt_is_read_once_and_what_stays_the_same_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that pass through the embedding: the prompts once, and for each answer its tokens and the last."""
+    network = tiny_model("llama")
+    network.config.max_position_embeddings = 256
+    model = load_model(network, tokenizer=tiny_tokenizer(), device="cpu")
+    asked, alone = (make_prompts(CONFLICTS, template) for template in ("context", "qa"))
+    assert model.shares_prefixes
+    read = list[int]()
+    handle = network.get_input_embeddings().register_forward_hook(lambda module, given, out: read.append(out.shape[1]))
+    monkeypatch.setattr("attnbalance.models.shared_prefixes._is_hooked", lambda module: False)
+    read_reliance(model, asked, alone)
+    handle.remove()
+    encoded = PromptSet.of(asked, model.tokenizer)
+    width = max(len(encoding.ids) for encoding in encoded.encodings)
+    remembered = PromptSet.of(
+        [replace(p, fact=c.remembered) for p, c in zip(asked, CONFLICTS, strict=True)], model.tokenizer
+    )
+    answers = [1 + max(map(len, each.answers.ids)) for each in (encoded, remembered)]
+    assert read[:3] == [width, *answers]
+    assert read.count(width) == 1
 
 
 def test_the_rest_of_the_prompt_holds_no_attention_sink() -> None:
