@@ -18,6 +18,7 @@ from attnbalance.data.forms import FEW_SHOT, FEW_SHOT_STATEMENT, in_form
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts, question_of
 from attnbalance.data.scoring import is_match
+from attnbalance.data.squad import squad_words
 from attnbalance.data.usable_facts import drop_bad
 from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import examples_of
@@ -221,8 +222,13 @@ def _about(fact: Fact, subject: str) -> Fact:
 
 
 def subject_key(subject: str) -> str:
-    """A subject without case and article: one key for "France" and "the france"."""
-    return unicodedata.normalize("NFC", subject).casefold().removeprefix("the ")
+    """One key for all spellings of a subject: without case, articles, ASCII punctuation and further spaces.
+
+    >>> subject_key("St. Lucia") == subject_key("the st  lucia")
+    True
+    """
+    folded = unicodedata.normalize("NFKC", subject).casefold()
+    return " ".join(squad_words(folded)) or folded
 
 
 def _usable(facts: Sequence[Fact], make: Callable[[FactSet], PromptSet]) -> Sequence[Prompt]:

@@ -119,14 +119,15 @@ def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int
     """A split that also trains on known facts, drawn so that they are a share of all its training facts.
 
     Facts about a subject that the split trains, validates or tests on are left out, also where it is spelled in another
-    case or with "the"; facts of the half that the split leaves out are not. Where fewer are there than the share asks
-    for, all are taken. Raises `DataError` for a share outside (0, 1), and where no fact is left.
+    case, with an article, with other ASCII punctuation or with more spaces; facts of the half that the split leaves out
+    are not. Where fewer are there than the share asks for, all are taken. Raises `DataError` for a share outside
+    (0, 1), and where no fact is left.
     """
     return replace(split, replay=beside(split, known).sample(count_of(split, share), seed))
 
 
 def beside(split: Split, facts: FactSet) -> FactSet:
-    """The facts about no subject of a split, whatever its case and article; raises `DataError` if there are none."""
+    """The facts about no subject of a split, however spelled (see `with_replay`); raises `DataError` for none."""
     subjects = {subject_key(fact.subject) for part in (split.train, split.validation, split.heldout) for fact in part}
     others = facts.where(lambda fact: subject_key(fact.subject) not in subjects)
     if not len(others):
