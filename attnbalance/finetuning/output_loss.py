@@ -53,7 +53,7 @@ def read_output_loss(
             f"{model.name} can read {len(usable)} of {len(instructions)} instructions{reasons}; leave the others out "
             "with `instructions.usable(model.tokenizer, model.max_positions)`"
         )
-    losses = torch.empty(len(examples))
+    losses = torch.empty(len(examples), dtype=torch.float32)
     with progress_bar("outputs", total=len(examples), unit="row", shown=progress) as bar:
         for batch in answer_logits(model, examples, batch_size):
             for i, logits in batch:

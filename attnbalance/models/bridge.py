@@ -16,6 +16,7 @@ from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge_weights import Weights, weights_of
 from attnbalance.models.build_bridge import build_bridge, fold_residual_multiplier, refusing
+from attnbalance.models.evaluating import without_autocast
 from attnbalance.models.forward import base_of, device_of, position_limit, uncapped
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.length_thresholds import length_thresholds
@@ -171,6 +172,7 @@ class BridgedModel:
         return logits, kept
 
 
+@without_autocast()
 @torch.no_grad()
 @expects(model=HookedModel)
 def bridge_of(model: HookedModel) -> BridgedModel:

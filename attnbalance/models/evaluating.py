@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+import torch
 from torch.nn import Module
+
+DEVICES = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of devices that have an autocast of their own."""
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Sums and products in the tensors' own precision, also inside a caller's `torch.autocast`."""
+    with ExitStack() as stack:
+        for kind in DEVICES:
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """The model in evaluation mode (no dropout) and without a trainer's autocast; back as it was afterwards.
+    """The model in evaluation mode (no dropout) and without autocast; back as it was afterwards.
 
-    Training with `bf16=True` leaves accelerate's autocast around the forward pass of a model of float32 weights. What
-    is measured is what a checkpoint loaded from disk would give.
+    Training with `bf16=True` leaves accelerate's autocast around the forward pass of a model of float32 weights, and
+    the caller may be inside a `torch.autocast`. What is measured is what a checkpoint loaded from disk would give.
     """
     training = [module for module in model.modules() if module.training]
     wrapped = {
@@ -25,7 +39,8 @@ def evaluating(model: Module) -> Iterator[None]:
     for module in wrapped:  # also a base into which adapters were put after it was trained
         module.forward = module._original_forward  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        yield
+        with without_autocast():
+            yield
     finally:
         for module, forward in wrapped.items():
             module.forward = forward

@@ -15,6 +15,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import PromptBatch
 from attnbalance.errors import ModelError
 from attnbalance.models.config_changes import changed_settings
+from attnbalance.models.evaluating import without_autocast
 from attnbalance.models.forward import base_of, forward_uncapped
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.hybrids import Hybrids, hybrids_of
@@ -98,6 +99,7 @@ def split_edges(before: DirectAttribution, after: DirectAttribution) -> tuple[Re
     )
 
 
+@without_autocast()
 @expects(before=HookedModel, after=HookedModel, answer_tokens=AnswerTokens)
 def read_change(
     before: HookedModel,
@@ -183,7 +185,8 @@ def _own_passes(
     """
     models, editable = (before, after), before.editable and after.editable
     weights: dict[int, tuple[float, ...]] = {}
-    own, carried = torch.zeros(2, len(answer_tokens)), torch.zeros(len(answer_tokens))
+    own = torch.zeros(2, len(answer_tokens), dtype=torch.float32)
+    carried = torch.zeros(len(answer_tokens), dtype=torch.float32)
     for indices, batch in before.with_limits_of(after).batches(answer_tokens.encodings, batch_size):
         (rows, logits) = zip(*(_forward(model, batch) for model in models), strict=True)
         weighted = weigh_by_probability(answer_tokens.at(indices), *logits)

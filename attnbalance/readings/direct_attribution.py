@@ -14,6 +14,7 @@ from attnbalance.data.batches import PromptBatch, in_order, pad
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import BridgedModel
+from attnbalance.models.evaluating import without_autocast
 from attnbalance.models.residual_parts import take_apart
 from attnbalance.readings.answer_checks import check_answers_alike
 from attnbalance.readings.answer_tokens import AnswerTokens
@@ -83,6 +84,7 @@ class DirectAttribution:
         return self.spans[role]
 
 
+@without_autocast()
 @expects(model=BridgedModel, answer_tokens=AnswerTokens)
 def read_direct_attribution(
     model: BridgedModel, answer_tokens: AnswerTokens, *, batch_size: int = 32, progress: bool = False

@@ -16,6 +16,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import DataError, ModelError
+from attnbalance.models.evaluating import without_autocast
 from attnbalance.models.forward import check_vocabulary, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import edited
@@ -48,6 +49,7 @@ class Relevance:
     push: Reading
 
 
+@without_autocast()
 @expects(model=HookedModel, prompts=[Prompt], among=[Prompt])
 def read_relevance(
     model: HookedModel,
@@ -109,7 +111,7 @@ def _warn_of_alike(prompts: PromptSet, encodings: Sequence[Encoding], tokens: Se
         warnings.warn(
             f"relevance is read at one token of each answer: {alike} of {read} prompts have a right answer that begins "
             "with the same token as a wrong one, and have its relevance",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

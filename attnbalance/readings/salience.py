@@ -13,6 +13,7 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import in_order
 from attnbalance.errors import DataError, ModelError
 from attnbalance.models.bridge import BridgedModel
+from attnbalance.models.evaluating import without_autocast
 from attnbalance.models.single_layers import check_single_layers
 from attnbalance.readings.answer_checks import check_answers_alike
 from attnbalance.readings.answer_tokens import AnswerTokens
@@ -64,6 +65,7 @@ class ReadoutRanks:
         return (top / self.candidates).clamp(max=1.0)
 
 
+@without_autocast()
 @torch.no_grad()
 @expects(model=BridgedModel, answer_tokens=AnswerTokens)
 def read_value_salience(model: BridgedModel, answer_tokens: AnswerTokens, *, at: str = "extended") -> Reading:
@@ -90,6 +92,7 @@ def read_value_salience(model: BridgedModel, answer_tokens: AnswerTokens, *, at:
     return _reading(f"value salience ({at})", torch.stack(saliences, dim=1), model, answer_tokens)
 
 
+@without_autocast()
 @torch.no_grad()
 @expects(model=BridgedModel, answer_tokens=AnswerTokens)
 def read_mlp_salience(
@@ -112,6 +115,7 @@ def read_mlp_salience(
     return _reading(f"MLP salience ({at})", values[..., None], model, answer_tokens)
 
 
+@without_autocast()
 @torch.no_grad()
 @expects(model=BridgedModel, answer_tokens=AnswerTokens)
 def top_neurons(
@@ -143,6 +147,7 @@ def top_neurons(
     return [[neuron(p, j // width, j % width) for j in indices] for p, indices in enumerate(best)]
 
 
+@without_autocast()
 @torch.no_grad()
 @expects(model=BridgedModel, answer_tokens=AnswerTokens)
 def read_readout_ranks(
@@ -188,7 +193,7 @@ def _read_out(model: BridgedModel, answer_tokens: AnswerTokens, batch_size: int)
     names = {i: f"blocks.{i}.attn.hook_v" for i in model.layers}
     values = _at_subject(model, answer_tokens, names, batch_size)
     W_U = model.weights.W_U
-    state = torch.zeros(len(answer_tokens), len(W_U), device=W_U.device)
+    state = torch.zeros(len(answer_tokens), len(W_U), device=W_U.device, dtype=torch.float32)
     for i in model.layers:
         state += model.head_outputs(i, values[i])
     return model.norm("ln_final").at_scale_one(state)

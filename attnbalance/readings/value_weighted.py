@@ -13,9 +13,11 @@ from attnbalance.arguments import expects
 from attnbalance.data.batches import PromptBatch
 from attnbalance.data.prompts import Prompt
 from attnbalance.models.bridge import BridgedModel, check_same
+from attnbalance.models.evaluating import without_autocast
 from attnbalance.readings.attention import AttentionRows, gather_rows
 
 
+@without_autocast()
 @torch.no_grad()
 @expects(model=BridgedModel, prompts=[Prompt])
 def read_value_weighted_attention(

@@ -76,6 +76,18 @@ def test_after_training_in_bfloat16_a_model_is_read_in_its_weights_precision(tra
     assert hooked.model.forward is wrapped
 
 
+@pytest.mark.parametrize("name", READINGS)
+def test_a_callers_autocast_changes_nothing_that_is_read(name: str) -> None:
+    """As with a model that was loaded, and read, without it."""
+    model = tiny_model("llama")
+    alone, within = (load_model(copy.deepcopy(model), tokenizer=tiny_tokenizer()) for _ in range(2))
+    expected = READINGS[name](alone, alone)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert within.model(torch.tensor([[5, 6, 7]])).logits.dtype == torch.bfloat16  # outside of readings
+        assert torch.equal(READINGS[name](within, alone), expected)
+        assert torch.is_autocast_enabled("cpu")
+
+
 @pytest.mark.parametrize("adapted", [False, True])
 def test_after_training_in_bfloat16_a_model_can_be_loaded(adapted: bool) -> None:
     model = tiny_model("llama")

@@ -164,7 +164,7 @@ def _most_probable(
     """
     size = min(TOP, logits.shape[-1])
     ids = torch.tensor(labels)[:, None].expand(-1, size).clone()
-    values = torch.full(ids.shape, -torch.inf)
+    values = torch.full(ids.shape, -torch.inf, dtype=torch.float32)
     values[:, 0] = 0.0
     top, indices = (part.cpu() for part in logits.log_softmax(-1).topk(size))
     for match in matches:
