@@ -216,6 +216,9 @@ def read_reliance(
 ) -> Reliance:
     """Ask a model about knowledge conflicts with their context and without it, and read where it looks.
 
+    Prompts with their context are read once for all of this where the model's cache allows it (see
+    `HookedModel.shares_prefixes`), and four times elsewhere.
+
     Raises `DataError` for prompts that are not about conflicts or have no span "context", and unless both have the same
     facts; `BadRowsError` as `generate` and `read_answer_probability` do.
 
