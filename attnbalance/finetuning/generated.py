@@ -40,6 +40,9 @@ TRIES = 10
 ROUND = 64
 """Subjects that are sampled before the model is asked about them, at least, if so many may be."""
 
+ACCENT = 200
+"""The least canonical combining class of accents, and of other marks above and below letters; vowel signs have lower."""
+
 DRAWS = 4
 """Draws of few shots after which the model must give one and the same answer."""
 
@@ -222,13 +225,14 @@ def _about(fact: Fact, subject: str) -> Fact:
 
 
 def subject_key(subject: str) -> str:
-    """One key for all spellings of a subject: without case, articles, ASCII punctuation and further spaces.
+    """One key for all spellings of a subject: without case, English articles, punctuation, accents and further spaces.
 
-    >>> subject_key("St. Lucia") == subject_key("the st  lucia")
-    True
+    >>> subject_key("St. José"), subject_key("the st  jose")
+    ('st jose', 'st jose')
     """
-    folded = unicodedata.normalize("NFKC", subject).casefold()
-    return " ".join(squad_words(folded)) or folded
+    folded = unicodedata.normalize("NFKD", subject.casefold())
+    letters = "".join(c for c in folded if unicodedata.category(c)[0] != "P" and unicodedata.combining(c) < ACCENT)
+    return " ".join(squad_words(letters)) or folded
 
 
 def _usable(facts: Sequence[Fact], make: Callable[[FactSet], PromptSet]) -> Sequence[Prompt]:

@@ -119,9 +119,9 @@ def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int
     """A split that also trains on known facts, drawn so that they are a share of all its training facts.
 
     Facts about a subject that the split trains, validates or tests on are left out, also where it is spelled in another
-    case, with an article, with other ASCII punctuation or with more spaces; facts of the half that the split leaves out
-    are not. Where fewer are there than the share asks for, all are taken. Raises `DataError` for a share outside
-    (0, 1), and where no fact is left.
+    case, with an article, without accents, with other punctuation or with more spaces; facts of the half that the split
+    leaves out are not. Where fewer are there than the share asks for, all are taken. Raises `DataError` for a share
+    outside (0, 1), and where no fact is left.
     """
     return replace(split, replay=beside(split, known).sample(count_of(split, share), seed))
 
