@@ -41,7 +41,7 @@ ROUND = 64
 """Subjects that are sampled before the model is asked about them, at least, if so many may be."""
 
 ACCENT = 200
-"""The least canonical combining class of accents, and of other marks above and below letters; vowel signs have lower."""
+"""The least canonical combining class of accents, and of other marks above and below letters; vowel signs are lower."""
 
 DRAWS = 4
 """Draws of few shots after which the model must give one and the same answer."""
