@@ -96,13 +96,19 @@ class Watch(TrainerCallback):
         model: Any = trainer.model
         self._borrowed = borrow(model, tokenizer, type(model).__name__) if trainer.is_world_process_zero() else None
         self._start: Start | None = None
+        self._first: dict[str, float] = {}  # what was logged of it
+        self._training = False
         self._looked = -1  # the last step that was looked at
         self._warned = set[str]()
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Look at the model before its first step; where training is resumed, find the numbers of its first start."""
+        """Look at the model before its first step; where training is resumed, find the numbers of its first start.
+
+        `auto_find_batch_size` begins anew after an out-of-memory error, from weights that may have been trained: the
+        start stays the first one.
+        """
         self._looked = -1
         self._warned.clear()
         if sum(isinstance(callback, Watch) for callback in self.trainer.callback_handler.callbacks) > 1:
@@ -112,7 +118,19 @@ class Watch(TrainerCallback):
         if self._borrowed.hooked.model is not kwargs["model"]:
             raise ModelError("the trainer's model was replaced after Watch was made; make Watch just before training")
         folder = Path(args.output_dir or ".") / FOLDER
-        self._start = self._kept_start(folder, state) if state.global_step else self._new_start(folder, args, control)
+        if state.global_step:
+            self._start = self._kept_start(folder, state)
+        elif self._training and args.auto_find_batch_size:
+            self._log(self._first, control)
+        else:
+            self._start = self._new_start(folder, args, control)
+        self._training = True
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Note that the next training is another one."""
+        self._training = False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Look at the model every `every` steps, and at the last step."""
@@ -169,6 +187,7 @@ class Watch(TrainerCallback):
             numbers = logged(first, start, divergence_from(start, model, self.facts))
         tensors = {field.name: getattr(start, field.name) for field in fields(Start)}
         keep(folder, self.facts.key, {"numbers": numbers, "prompt_ids": self.facts.prompts.prompt_ids}, tensors)
+        self._first = numbers
         self._log(numbers, control)
         if not args.disable_tqdm:
             every = f"every {self.every} steps" if self.every > 1 else "every step"

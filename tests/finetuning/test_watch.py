@@ -260,6 +260,38 @@ def test_a_resumed_run_goes_on_with_the_numbers_of_its_first_start(tmp_path):
     assert looks(resumed)[6]["watch/kl_from_start"] > 0.1  # not the divergence from the checkpoint
 
 
+def test_training_that_begins_anew_with_a_smaller_batch_is_measured_from_its_first_start(tmp_path, monkeypatch):
+    """`auto_find_batch_size` keeps what steps before an out-of-memory error did to the weights."""
+    model = tiny_model("llama")
+    before = load_in_memory(copy.deepcopy(model))
+    options = {"auto_find_batch_size": True, "per_device_train_batch_size": 4, "learning_rate": 0.01}
+    trainer = trainer_of(tmp_path, model, rows(FACTS[:1], 40), **options)  # rows of one length
+    trainer.add_callback(Watch(ALL, trainer, every=1))
+    step, calls = Trainer.training_step, []
+
+    def failing(self, *given, **named):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("CUDA out of memory.")
+        return step(self, *given, **named)
+
+    monkeypatch.setattr(Trainer, "training_step", failing)
+    trainer.train()
+    assert len(calls) == 3 + 6
+    first, *_, last = looks(trainer).values()
+    assert (first["step"], first["watch/kl_from_start"], last["step"]) == (0, 0.0, 6)
+    rows_before, rows_after = (
+        read_subject_attention(each, make_prompts(ALL)).values for each in (before, load_in_memory(model))
+    )
+    assert first["watch/subject_attention"] == pytest.approx(float(rows_before.mean()), abs=1e-6)
+    assert last["watch/subject_attention"] == pytest.approx(float(rows_after.mean()), abs=1e-6)
+    monkeypatch.undo()
+    trainer.train()  # another training begins with the model as it is
+    again = looks(trainer)[0]
+    assert again["watch/kl_from_start"] == 0.0
+    assert again["watch/subject_attention"] == pytest.approx(float(rows_after.mean()), abs=1e-6)
+
+
 @pytest.mark.parametrize("change", ["other facts", "no folder", "another start"])
 def test_a_resumed_run_without_the_numbers_of_its_start_is_refused(tmp_path, change):
     options = {"save_strategy": "steps", "save_steps": 2}
