@@ -40,7 +40,7 @@ def headline(comparison: Comparison) -> str:
     popularity is not known or does not tell that fifth from the others. A difference over all questions that the fifth
     does not show, or in which the other model is ahead, is added. A difference is claimed only if its interval
     excludes zero; one in accuracy only if the exact McNemar test also has p < 0.05 (see `PairedAccuracy.differs`).
-    Without a pair it says where each model attends most, and how accurate it is.
+    Of models outside the pair, or of all without one, it says where each attends most, and how accurate it is.
     Brackets hold 95% intervals.
     """
     n = questions(len(comparison.prompts))
@@ -55,6 +55,8 @@ def headline(comparison: Comparison) -> str:
             link = LINKS.get((accuracy.kind, reading.kind), "; ").format(title=title)
             text = f"{accuracy.text}{link}{reading.text} ({n} in all){_overall(comparison, accuracy)}"
         text += _tokens_note(comparison, *comparison.pair)
+        others = [measured for measured in comparison.measured if measured.label not in comparison.pair]
+        text += "".join(f"; {_single(comparison, measured)}" for measured in others)
     return f"{text}{f'; {comparison.caveat}' if comparison.caveat else ''}."
 
 

@@ -168,6 +168,15 @@ def test_several_labels_without_a_pair_are_told_one_after_the_other():
     assert text.count("its accuracy was not measured") == 2
 
 
+def test_models_outside_the_pair_are_told_by_themselves():
+    two = headline(a_comparison(LESS, APART))
+    text = headline(a_comparison(LESS | {"base": [0.1, 0.7, 0.3]}, APART | {"base": FEW}))
+    assert text.startswith(two.removesuffix("."))
+    assert "; base attends most to the subject at layer 1 (0." in text
+    assert text.endswith("] of the most popular fifth right.")
+    assert "and answers 12.5% [" in text
+
+
 def test_one_subject_gives_no_claim_about_differences():
     made = a_comparison(
         LESS, {"top": [True] * 20 + [False] * 20, "bottom": [i % 2 == 0 for i in range(N)]}, subject="Ann"
