@@ -73,8 +73,8 @@ def read_choices(
     if not rows or len(rows) < len(questions):
         raise DataError(f"expected multiple-choice questions, got {len(rows)} among {len(questions)} rows")
     examples, letters = _examples(model, rows)
-    most = max(len(row.outputs) for row in rows)
-    log_p = torch.full((len(rows), most), -torch.inf, dtype=torch.float32)
+    most_outputs = max(len(row.outputs) for row in rows)
+    log_p = torch.full((len(rows), most_outputs), -torch.inf, dtype=torch.float32)
     with progress_bar("choices", total=len(examples), unit="prompt", shown=progress) as bar:
         for batch in answer_logits(model, examples, batch_size):
             for i, logits in batch:

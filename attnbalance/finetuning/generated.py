@@ -40,8 +40,8 @@ TRIES = 10
 ROUND = 64
 """Subjects that are sampled before the model is asked about them, at least, if so many may be."""
 
-ACCENT = 200
-"""The least canonical combining class of accents, and of other marks above and below letters; vowel signs are lower."""
+ACCENTS_FROM = 200
+"""Canonical combining classes from here on are accents; vowel signs of Indic and Semitic scripts have lower ones."""
 
 DRAWS = 4
 """Draws of few shots after which the model must give one and the same answer."""
@@ -225,14 +225,17 @@ def _about(fact: Fact, subject: str) -> Fact:
 
 
 def subject_key(subject: str) -> str:
-    """One key for all spellings of a subject: without case, English articles, punctuation, accents and further spaces.
+    """One key for a subject's spellings: without case, English articles, punctuation, accents and spaces.
 
-    >>> subject_key("St. José"), subject_key("the st  jose")
-    ('st jose', 'st jose')
+    Other letters stay apart ("Łódź", "Lodz"); a few different subjects have one key ("C", "C++").
+
+    >>> subject_key("St. José"), subject_key("the st-jose")
+    ('stjose', 'stjose')
     """
     folded = unicodedata.normalize("NFKD", subject.casefold())
-    letters = "".join(c for c in folded if unicodedata.category(c)[0] != "P" and unicodedata.combining(c) < ACCENT)
-    return " ".join(squad_words(letters)) or folded
+    bare = (character for character in folded if unicodedata.combining(character) < ACCENTS_FROM)
+    letters = "".join(" " if unicodedata.category(character)[0] == "P" else character for character in bare)
+    return "".join(squad_words(letters)) or folded
 
 
 def _usable(facts: Sequence[Fact], make: Callable[[FactSet], PromptSet]) -> Sequence[Prompt]:

@@ -119,7 +119,7 @@ def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int
     """A split that also trains on known facts, drawn so that they are a share of all its training facts.
 
     Facts about a subject that the split trains, validates or tests on are left out, also where it is spelled in another
-    case, with an article, without accents, with other punctuation or with more spaces; facts of the half that the split
+    case, with an article, without accents, with other punctuation or spaces; facts of the half that the split
     leaves out are not. Where fewer are there than the share asks for, all are taken. Raises `DataError` for a share
     outside (0, 1), and where no fact is left.
     """
@@ -127,7 +127,7 @@ def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int
 
 
 def beside(split: Split, facts: FactSet) -> FactSet:
-    """The facts about no subject of a split, however spelled (see `with_replay`); raises `DataError` for none."""
+    """The facts about no subject of a split, however spelled; raises `DataError` where none is left."""
     subjects = {subject_key(fact.subject) for part in (split.train, split.validation, split.heldout) for fact in part}
     others = facts.where(lambda fact: subject_key(fact.subject) not in subjects)
     if not len(others):

@@ -96,8 +96,8 @@ class Watch(TrainerCallback):
         model: Any = trainer.model
         self._borrowed = borrow(model, tokenizer, type(model).__name__) if trainer.is_world_process_zero() else None
         self._start: Start | None = None
-        self._first: dict[str, float] = {}  # what was logged of it
-        self._training = False
+        self._start_numbers: dict[str, float] = {}
+        self._batch_size = 0  # of the last training that began
         self._looked = -1  # the last step that was looked at
         self._warned = set[str]()
 
@@ -106,8 +106,8 @@ class Watch(TrainerCallback):
     ) -> None:
         """Look at the model before its first step; where training is resumed, find the numbers of its first start.
 
-        `auto_find_batch_size` begins anew after an out-of-memory error, from weights that may have been trained: the
-        start stays the first one.
+        `auto_find_batch_size` begins anew with a smaller batch after an out-of-memory error, from weights that may have
+        been trained: the start stays the first one.
         """
         self._looked = -1
         self._warned.clear()
@@ -120,17 +120,11 @@ class Watch(TrainerCallback):
         folder = Path(args.output_dir or ".") / FOLDER
         if state.global_step:
             self._start = self._kept_start(folder, state)
-        elif self._training and args.auto_find_batch_size:
-            self._log(self._first, control)
+        elif args.auto_find_batch_size and self.trainer._train_batch_size < self._batch_size:
+            self._log(self._start_numbers, control)
         else:
             self._start = self._new_start(folder, args, control)
-        self._training = True
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Note that the next training is another one."""
-        self._training = False
+        self._batch_size = self.trainer._train_batch_size
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Look at the model every `every` steps, and at the last step."""
@@ -187,7 +181,7 @@ class Watch(TrainerCallback):
             numbers = logged(first, start, divergence_from(start, model, self.facts))
         tensors = {field.name: getattr(start, field.name) for field in fields(Start)}
         keep(folder, self.facts.key, {"numbers": numbers, "prompt_ids": self.facts.prompts.prompt_ids}, tensors)
-        self._first = numbers
+        self._start_numbers = numbers
         self._log(numbers, control)
         if not args.disable_tqdm:
             every = f"every {self.every} steps" if self.every > 1 else "every step"

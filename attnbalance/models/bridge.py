@@ -213,7 +213,7 @@ def _warn_of_clipping(config: PreTrainedConfig, name: str) -> None:
         warnings.warn(
             f"{name} cuts values to at most {clip:g} in size (clip_qkv), and what is read from weights alone leaves "
             "this out; a direct attribution that it changes is refused",
-            stacklevel=3,
+            stacklevel=6,
         )
 
 

@@ -9,12 +9,12 @@ import torch
 from torch.nn import Module
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
-"""Kinds of devices that have an autocast of their own."""
+"""Kinds of devices whose autocast is switched off."""
 
 
 @contextmanager
 def without_autocast() -> Iterator[None]:
-    """Sums and products in the tensors' own precision, also inside a caller's `torch.autocast`."""
+    """Computes in the tensors' own precision, also inside a caller's `torch.autocast`."""
     with ExitStack() as stack:
         for kind in DEVICES:
             if torch.is_autocast_enabled(kind):
@@ -24,7 +24,7 @@ def without_autocast() -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: Module) -> Iterator[None]:
-    """The model in evaluation mode (no dropout) and without autocast; back as it was afterwards.
+    """The model in evaluation mode (no dropout) and without autocast; afterwards as it was before.
 
     Training with `bf16=True` leaves accelerate's autocast around the forward pass of a model of float32 weights, and
     the caller may be inside a `torch.autocast`. What is measured is what a checkpoint loaded from disk would give.

@@ -81,7 +81,7 @@ def inputs_of(
     """The arguments of a forward pass over a batch, as far as the family takes them, on the model's device.
 
     logits_to_keep: the number of positions, counted from the end, whose logits are needed.
-    cache: the keys and values of the first tokens, which the pass adds to; the batch must be padded right.
+    cache: the keys and values of the batch's first columns, which the pass adds to.
     """
     device, read = device_of(base), _cached(cache)
     inputs = {

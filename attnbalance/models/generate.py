@@ -94,10 +94,12 @@ def generate(
         sampling: how to draw tokens at random; by default the most probable one is taken.
         first_line: whether answers also end at the first line break.
         read: what reads each batch before it is answered, given the prompts' indices and the batch, and returns the
-            keys and values of all tokens but each prompt's last; by default the model itself. It goes with no edit.
+            keys and values of all tokens but each prompt's last; by default the model itself.
         progress: whether to show a progress bar.
         title: the title of the progress bar.
     """
+    if edit is not None and read is not None:
+        raise DataError("expected `edit` or `read`, got both: what was read before would not be edited")
     budgets = _budgets(max_new_tokens, len(prompts))
     prompts = PromptSet.of(prompts, model.tokenizer)
     encodings = prompts.encodings
@@ -108,8 +110,10 @@ def generate(
     settings, answers, whole = _settings(model, sampling, first_line), [""] * len(encodings), [""] * len(encodings)
     with model.evaluating(), _seeded(model, sampling), _bar(len(encodings), title, progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
-        together = [(None, list(range(len(encodings))))]  # an edit changes what the cache would hold
-        for prefix, group in with_prefixes(model, sequences) if edit is None and read is None else together:
+        groups = [(None, list(range(len(encodings))))]
+        if edit is None and read is None:  # an edit changes what the cache would hold
+            groups = with_prefixes(model, sequences)
+        for prefix, group in groups:
             asked, own = [encodings[i] for i in group], [budgets[i] for i in group]
             alike = prefix is not None or base_of(model.model).config.model_type in UNPADDED
             for indices, batch in model.batches(asked, batch_size, budgets=own, alike=alike):

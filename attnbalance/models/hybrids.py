@@ -142,7 +142,8 @@ def _part_labels(model: HookedModel, masks: Masks) -> list[Tensor]:
         for i, part in enumerate(PARTS):
             if name in masks[part]:
                 mask = masks[part][name]
-                index = torch.full((), float(i)) if bool(mask.all()) else torch.where(mask, float(i), index)
+                number = torch.tensor(i, dtype=torch.float32)
+                index = number if bool(mask.all()) else torch.where(mask, number, index)
         memo[id(parameter)] = Parameter(index.expand(parameter.shape), requires_grad=False)
     twin: PreTrainedModel = copy.deepcopy(plain, memo)
     with refusing(model):

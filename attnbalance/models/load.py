@@ -47,8 +47,8 @@ def load_model(
         model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file, which is
             converted once into a folder beside it, or a model object, which is used in place: its attention
             implementation is set to ours, which gives the outputs of SDPA (and, as SDPA, no maps for
-            `output_attentions`). What trains it, changes its adapters or hooks into it changes what is read, also by
-            handles that were loaded before; of hooks there is no warning.
+            `output_attentions`). Training it, changing its adapters and hooking into it change what is read, also by
+            handles made before. There is no warning of hooks.
         tokenizer: by default the model's own; required with a model object. An adapter's folder may hold another one,
             which is not used unless named here; a warning says so.
         adapter: a peft folder or Hub id, loaded on top and left unmerged.

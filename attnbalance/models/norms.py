@@ -64,7 +64,7 @@ def norm_of(module: Module | None, like: Float[Tensor, " d_model"]) -> Norm:
     identity = Norm(torch.ones_like(like), torch.zeros_like(like), False, True)
     if module is None:
         return identity
-    level = torch.full((1, len(like)), LARGE, device=like.device)
+    level = torch.full((1, len(like)), LARGE, dtype=like.dtype, device=like.device)
     sign = torch.ones_like(like)
     sign[1::2] = -1
     bias, even, flat = (module(x)[0] for x in (torch.zeros_like(level), level * sign, level))

@@ -124,8 +124,8 @@ def instructed_workload(settings: Mapping[str, Any]) -> Workload:
     """What a cell makes the model read.
 
     Instructions are taken before those are left out that need the model: those that are too long, and of the
-    context-critical ones the others. Conflicts are counted as read four times with their context, as in families whose
-    caches cannot be shared (see `read_reliance`; in others it is once), and once without it.
+    context-critical ones the others. Conflicts are counted as read four times with their context, the most that
+    `read_reliance` does, and once without it.
     """
     conflicts, arm = _asked(settings), settings["split"]
     asked, alone = ([prompt.text for prompt in make_prompts(conflicts, template)] for template in ASKED_AS)

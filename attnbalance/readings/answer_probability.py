@@ -54,7 +54,8 @@ def probability_after(
 ) -> Float[Tensor, " prompt"]:
     """The log-probability, in nats, of one answer after each prompt of a batch, in float32 on the CPU.
 
-    As `read_answer_probability` gives it, where the prompts have been read already.
+    As `read_answer_probability` gives it, where the prompts have been read already. Raises `ModelError` for logits that
+    are NaN or infinite, and for tokens that the model does not know.
 
     model: the model.
     batch: prompts, padded on the left.
@@ -64,14 +65,14 @@ def probability_after(
     longest = max(map(len, answers))
     lengths = torch.tensor([len(answer) for answer in answers])
     ids = torch.tensor([[*answer, *[model.pad_id] * (longest - len(answer))] for answer in answers])
-    places = torch.arange(longest)[None]
-    real = places < lengths[:, None]
+    columns = torch.arange(longest)[None]
+    real = columns < lengths[:, None]
     check_vocabulary(model.model, ids, model.name)
     with_answers = replace(
         batch,
         input_ids=torch.cat([batch.input_ids, ids], dim=1),
         attention_mask=torch.cat([batch.attention_mask != 0, real], dim=1),
-        position_ids=torch.cat([batch.position_ids, (batch.position_ids[:, -1:] + 1 + places) * real], dim=1),
+        position_ids=torch.cat([batch.position_ids, (batch.position_ids[:, -1:] + 1 + columns) * real], dim=1),
         spans={},
     )
     with model.evaluating():

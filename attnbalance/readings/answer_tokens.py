@@ -107,7 +107,7 @@ class AnswerTokens:
     def _weights_of(self, i: int) -> Float[Tensor, " other"]:
         """The weights of a prompt's other answers; they sum to 1."""
         n = len(self.others[i])
-        return torch.full((n,), 1 / n) if self.weights is None else torch.tensor(self.weights[i])
+        return torch.tensor((1 / n,) * n if self.weights is None else self.weights[i], dtype=torch.float32)
 
 
 @expects(prompts=[Prompt], tokenizer=PreTrainedTokenizerBase)
@@ -165,7 +165,7 @@ def weigh_by_probability(
     for i, (prompt, others) in enumerate(zip(answer_tokens.prompts, answer_tokens.others, strict=True)):
         tokens = [answer_tokens.candidates[prompt.fact.relation][k] for k in others]
         probabilities = (logits[i, tokens].cpu().softmax(-1) for logits in (before, after))
-        weights.append(tuple((sum(probabilities, torch.zeros(len(tokens))) / 2).tolist()))
+        weights.append(tuple((sum(probabilities, torch.zeros(len(tokens), dtype=torch.float32)) / 2).tolist()))
     return replace(answer_tokens, weights=tuple(weights))
 
 

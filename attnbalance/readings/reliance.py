@@ -233,56 +233,53 @@ def read_reliance(
         raise DataError(f"both prompts must be about the same conflicts, got {len(asked)} and {len(alone)}")
     if without_context := [prompt for prompt in asked if "context" not in prompt.spans]:
         raise DataError(f"expected prompts with their context, got {without_context[0].text[:60]!r}")
-    budgets = reliance_budgets(asked)
-    answers = partial(generate, model, max_new_tokens=budgets, batch_size=batch_size, progress=progress)
+    budgets, remembered = reliance_budgets(asked), _remembered(asked)
+    ask = partial(generate, model, max_new_tokens=budgets, batch_size=batch_size, progress=progress)
     longest = max(len(each.ids) + more for each, more in zip(asked.encodings, budgets, strict=True))
     if can_share(model, longest):
-        reading = _OnePass(model, asked)
-        outputs = answers(asked, read=reading)
-        log_odds, attention = reading.results()
+        reader = _OnePass(model, asked, remembered)
+        outputs = ask(asked, read=reader)
+        log_odds, attention = reader.results()
     else:
-        outputs = answers(asked)
+        outputs = ask(asked)
         log_p, against = (
             read_answer_probability(model, each, batch_size=batch_size, progress=progress)
-            for each in (asked, _remembered(asked))
+            for each in (asked, remembered)
         )
         log_odds = log_p - against
         attention = read_from_rows(model, asked, READERS, batch_size=batch_size, progress=progress)
-    return Reliance(tuple(asked), tuple(outputs), tuple(answers(alone)), log_odds, attention)
+    return Reliance(tuple(asked), tuple(outputs), tuple(ask(alone)), log_odds, attention)
 
 
 class _OnePass:
     """Reads each batch of prompts once: the rows, the probabilities of both answers, and what an answer begins with."""
 
-    def __init__(self, model: HookedModel, prompts: PromptSet) -> None:
-        self.model, self.prompts, self.remembered = model, prompts, _remembered(prompts)
-        self.indices, self.log_odds = list[list[int]](), list[Tensor]()
-        self.readings: dict[str, list[Reading]] = {name: [] for name in READERS}
+    def __init__(self, model: HookedModel, prompts: PromptSet, remembered: PromptSet) -> None:
+        self._model, self._prompts, self._remembered = model, prompts, remembered
+        self._indices, self._log_odds = list[list[int]](), list[Tensor]()
+        self._readings: dict[str, list[Reading]] = {name: [] for name in READERS}
 
     def __call__(self, indices: list[int], batch: PromptBatch) -> DynamicCache:
         """The keys and values of all tokens but each prompt's last (see `generate`)."""
-        rows = rows_of(batch, self.model.rows(batch, cache := DynamicCache()), self.model.layers)
-        lengths = {cache.get_seq_length(layer) for layer in range(len(cache.layers))}
-        if lengths != {batch.input_ids.shape[1]}:
-            raise ModelError(
-                f"{self.model.name} was expected to keep keys and values of {batch.input_ids.shape[1]} tokens in every "
-                f"layer, and keeps those of {min(lengths)} in one: this family cannot be asked about conflicts"
-            )
+        cache = DynamicCache()
+        rows = rows_of(batch, self._model.rows(batch, cache), self._model.layers)
+        if {cache.get_seq_length(layer) for layer in range(len(cache.layers))} != {batch.input_ids.shape[1]}:
+            raise ModelError(f"{self._model.name} does not keep the keys and values of all tokens in every layer")
         cache.crop(-1)
         log_p, against = (
-            probability_after(self.model, batch, [each.answers.ids[i] for i in indices], cache)
-            for each in (self.prompts, self.remembered)
+            probability_after(self._model, batch, [each.answers.ids[i] for i in indices], cache)
+            for each in (self._prompts, self._remembered)
         )
-        self.indices.append(indices)
-        self.log_odds.append(log_p - against)
+        self._indices.append(indices)
+        self._log_odds.append(log_p - against)
         for name, reader in READERS.items():
-            self.readings[name].append(reader(rows))
+            self._readings[name].append(reader(rows))
         return cache
 
     def results(self) -> tuple[Float[Tensor, " prompt"], dict[str, Reading]]:
         """The log odds and the readings of all prompts, in their order."""
-        readings = {name: concatenate(parts).at(self.prompts.prompt_ids) for name, parts in self.readings.items()}
-        return in_order(self.log_odds, self.indices), readings
+        readings = {name: concatenate(parts).at(self._prompts.prompt_ids) for name, parts in self._readings.items()}
+        return in_order(self._log_odds, self._indices), readings
 
 
 def _to_rest(rows: AttentionRows) -> Reading:

@@ -65,7 +65,9 @@ def test_replay_is_a_share_of_all_training_facts_and_none_of_the_splits_subjects
     assert len(with_replay(split, known, 0.99).replay) == len(NAMES[40:])  # all that there are
 
 
-@pytest.mark.parametrize("spelling", ["The {}", "a {}", "{}.", "'{}'", "\u2019{}\u0301", "the  {}", "the\u00a0{}"])
+@pytest.mark.parametrize(
+    "spelling", ["The {}", "a {}", "{}.", "'{}'", "\u2019{}\u0301", "the  {}", "the\u00a0{}", "{}\u2013", "the-{}"]
+)
 def test_replay_leaves_out_the_splits_subjects_however_they_are_spelled(spelling: str) -> None:
     split = split_facts(towns(NAMES[:40]), "whole", heldout=0.5, validation=0.2)
     respelled = [name.upper() for name in NAMES[:20]] + [spelling.format(name) for name in NAMES[20:40]]

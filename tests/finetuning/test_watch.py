@@ -285,8 +285,10 @@ def test_training_that_begins_anew_with_a_smaller_batch_is_measured_from_its_fir
     )
     assert first["watch/subject_attention"] == pytest.approx(float(rows_before.mean()), abs=1e-6)
     assert last["watch/subject_attention"] == pytest.approx(float(rows_after.mean()), abs=1e-6)
-    monkeypatch.undo()
-    trainer.train()  # another training begins with the model as it is
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(Trainer, "training_step", lambda *given, **named: (_ for _ in ()).throw(KeyboardInterrupt))
+        trainer.train()
+    trainer.train()  # another training begins with the model as it is, also after one that was interrupted
     again = looks(trainer)[0]
     assert again["watch/kl_from_start"] == 0.0
     assert again["watch/subject_attention"] == pytest.approx(float(rows_after.mean()), abs=1e-6)

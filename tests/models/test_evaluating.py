@@ -17,13 +17,17 @@ from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge import bridge_of
 from attnbalance.models.evaluating import evaluating
+from attnbalance.models.forward import base_of
+from attnbalance.models.hooked import hook
 from attnbalance.models.weights import check_shapes
 from attnbalance.readings.answer_probability import read_answer_probability
 from attnbalance.readings.answer_tokens import make_answer_tokens
 from attnbalance.readings.attention import read_subject_attention
+from attnbalance.readings.change import read_change
 from attnbalance.readings.direct_attribution import read_direct_attribution
 from attnbalance.readings.drift import read_drift
 from attnbalance.readings.relevance import read_relevance
+from attnbalance.readings.salience import read_mlp_salience, read_readout_ranks, read_value_salience
 from attnbalance.readings.value_weighted import read_value_weighted_attention
 
 RIVALS = make_prompts([replace(fact, relation="made") for fact in FACTS])
@@ -36,8 +40,27 @@ READINGS = {
     "attribution": lambda model, alone: (
         read_direct_attribution(bridge_of(model), make_answer_tokens(RIVALS, model.tokenizer)).value_salience().values
     ),
+    "ranks": lambda model, alone: read_readout_ranks(
+        bridge_of(model), make_answer_tokens(RIVALS, model.tokenizer)
+    ).rank.float(),
+    "value salience": lambda model, alone: (
+        read_value_salience(bridge_of(model), make_answer_tokens(RIVALS, model.tokenizer)).values
+    ),
+    "MLP salience": lambda model, alone: (
+        read_mlp_salience(bridge_of(model), make_answer_tokens(RIVALS, model.tokenizer)).values
+    ),
+    "change": lambda model, alone: change(model),
     "drift": lambda model, alone: read_drift(model, alone, ["Ada went to Rome.", "So did Bo."]),
 }
+
+
+def change(model: HookedModel) -> torch.Tensor:
+    """Of all parts between a model and one whose last heads write twice as much."""
+    other = base_of(copy.deepcopy(model.model))
+    with torch.no_grad():
+        [*other.parameters()][-1].mul_(2)
+    read = read_change(model, hook(other, model.tokenizer, "other"), make_answer_tokens(RIVALS, model.tokenizer))
+    return torch.stack([read.before, read.after, *read.parts.values()])
 
 
 def outputs(model: HookedModel) -> list[str]:
@@ -86,6 +109,19 @@ def test_a_callers_autocast_changes_nothing_that_is_read(name: str) -> None:
         assert within.model(torch.tensor([[5, 6, 7]])).logits.dtype == torch.bfloat16  # outside of readings
         assert torch.equal(READINGS[name](within, alone), expected)
         assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_another_default_dtype_changes_nothing_that_is_read(name: str) -> None:
+    model = tiny_model("llama")
+    alone, within = (load_model(copy.deepcopy(model), tokenizer=tiny_tokenizer()) for _ in range(2))
+    expected = READINGS[name](alone, alone)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        read = READINGS[name](within, alone)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(read, expected)
 
 
 @pytest.mark.parametrize("adapted", [False, True])

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from tiny import INTERFACE, OUTSIDE, SINKS, VOCABULARY, argmax_loop, eager, tiny_model, tiny_prompts, tiny_tokenizer
-from transformers import GenerationConfig
+from transformers import DynamicCache, GenerationConfig
 
 from attnbalance import Fact, load_model
 from attnbalance.data.prompts import make_prompts
@@ -178,3 +178,10 @@ def test_families_that_answer_padded_prompts_otherwise_are_asked_without_padding
     alone = [generate(model, [prompt], max_new_tokens=6, batch_size=1)[0] for prompt in prompts]
     assert generate(model, prompts, max_new_tokens=6, batch_size=8) == alone
     assert len(set(alone)) > 1
+
+
+def test_an_edit_and_prompts_that_were_read_before_exclude_each_other() -> None:
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    both = {"edit": lambda batch: lambda layer, row: row, "read": lambda indices, batch: DynamicCache()}
+    with pytest.raises(DataError, match="expected `edit` or `read`, got both"):
+        generate(model, tiny_prompts(), max_new_tokens=1, batch_size=2, **both)

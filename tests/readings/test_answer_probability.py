@@ -42,12 +42,12 @@ def test_an_answer_is_as_probable_after_prompts_that_were_read_already(family: s
     with torch.no_grad():
         model.rows(batch, cache)
     cache.crop(-1)
-    keys = [layer.keys.clone() for layer in cache.layers]
+    keys = [torch.clone(layer.keys) for layer in cache.layers]  # pyright: ignore[reportArgumentType]
     answers = prompts.answers.ids
     assert len(set(map(len, answers))) > 1
-    for some in (answers, answers[::-1]):
-        read = probability_after(model, batch, some, cache)
-        for row, (encoding, answer) in enumerate(zip(prompts.encodings, some, strict=True)):
+    for given in (answers, answers[::-1]):
+        read = probability_after(model, batch, given, cache)
+        for row, (encoding, answer) in enumerate(zip(prompts.encodings, given, strict=True)):
             ids, total = list(encoding.ids), 0.0
             for token in answer:
                 with torch.no_grad():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conflict_facts import CONFLICTS, made
-from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer, without_bytes
+from tiny import argmax_loop, count_passes, eager, tiny_model, tiny_tokenizer, without_bytes
 
 from attnbalance import load_model
 from attnbalance.data.conflicts import Conflict
@@ -121,25 +121,20 @@ def test_a_model_is_read_as_plain_loops_read_it(family: str, once: bool) -> None
             torch.testing.assert_close(read.attention[role].values[i], expected, atol=1e-5, rtol=1e-4)
 
 
-def test_each_prompt_is_read_once_and_what_stays_the_same_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that pass through the embedding: the prompts once, and for each answer its tokens and the last."""
+def test_each_prompt_is_read_once() -> None:
+    """What passes through the embedding: the prompts, then for each answer its tokens after the prompt's last one."""
     network = tiny_model("llama")
     network.config.max_position_embeddings = 256
     model = load_model(network, tokenizer=tiny_tokenizer(), device="cpu")
     asked, alone = (make_prompts(CONFLICTS, template) for template in ("context", "qa"))
     assert model.shares_prefixes
-    read = list[int]()
-    handle = network.get_input_embeddings().register_forward_hook(lambda module, given, out: read.append(out.shape[1]))
-    monkeypatch.setattr("attnbalance.models.shared_prefixes._is_hooked", lambda module: False)
+    shapes = count_passes(network)
     read_reliance(model, asked, alone)
-    handle.remove()
-    encoded = PromptSet.of(asked, model.tokenizer)
+    read = [shape[1] for shape in shapes]
+    remembered = [replace(prompt, fact=conflict.remembered) for prompt, conflict in zip(asked, CONFLICTS, strict=True)]
+    encoded, others = (PromptSet.of(prompts, model.tokenizer) for prompts in (asked, remembered))
     width = max(len(encoding.ids) for encoding in encoded.encodings)
-    remembered = PromptSet.of(
-        [replace(p, fact=c.remembered) for p, c in zip(asked, CONFLICTS, strict=True)], model.tokenizer
-    )
-    answers = [1 + max(map(len, each.answers.ids)) for each in (encoded, remembered)]
-    assert read[:3] == [width, *answers]
+    assert read[:3] == [width, *(1 + max(map(len, each.answers.ids)) for each in (encoded, others))]
     assert read.count(width) == 1
 
 

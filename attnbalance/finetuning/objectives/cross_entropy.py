@@ -50,8 +50,10 @@ def make_weights(term: Term, examples: Sequence[Example], base: BaseModel) -> It
     among = prompts_of(base.among)
     scores = score_prompts(prompts_of(examples), str(term.argument), base.hooked, base.batch_size, among)
     if term.argument == "relevance":
-        return enumerate({term.key: torch.tensor(DOWNWEIGHT if score < 0 else 1.0)} for score in scores)
-    own = torch.tensor(scores)
+        return enumerate(
+            {term.key: torch.tensor(DOWNWEIGHT if score < 0 else 1.0, dtype=torch.float32)} for score in scores
+        )
+    own = torch.tensor(scores, dtype=torch.float32)
     others = torch.stack([example.targets[term.key + SCORE] for example in base.among]) if base.among else own
     ordered = others.sort().values
     margin = EQUAL * ordered.abs().max()
