@@ -15,7 +15,8 @@ from attnbalance import load_model
 from attnbalance.data.conflicts import Conflict
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, make_prompts
-from attnbalance.errors import BadRowsError, DataError
+from attnbalance.errors import BadRowsError, DataError, ModelError
+from attnbalance.models.hooked import HookedModel
 from attnbalance.readings.answer_probability import read_answer_probability
 from attnbalance.readings.reliance import NEW_TOKENS, Reliance, read_reliance, reliance_budgets
 
@@ -136,6 +137,18 @@ def test_each_prompt_is_read_once() -> None:
     width = max(len(encoding.ids) for encoding in encoded.encodings)
     assert read[:3] == [width, *(1 + max(map(len, each.answers.ids)) for each in (encoded, others))]
     assert read.count(width) == 1
+
+
+def test_a_cache_that_does_not_hold_all_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = tiny_model("llama")
+    network.config.max_position_embeddings = 256
+    model = load_model(network, tokenizer=tiny_tokenizer(), device="cpu")
+    asked, alone = (make_prompts(CONFLICTS[:2], template) for template in ("context", "qa"))
+    assert model.shares_prefixes
+    rows = HookedModel.rows
+    monkeypatch.setattr(HookedModel, "rows", lambda self, batch, cache: rows(self, batch))  # the cache stays empty
+    with pytest.raises(ModelError, match="does not keep the keys and values of all tokens in every layer"):
+        read_reliance(model, asked, alone)
 
 
 def test_the_rest_of_the_prompt_holds_no_attention_sink() -> None:
