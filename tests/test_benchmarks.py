@@ -21,6 +21,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
     [
         ("base_numbers", ["--facts", "80", "--in-memory-mib", "1"], "in memory"),
         ("intervals", ["--trials", "2"], "Spearman"),
+        ("mixed_precision", ["MODEL", "--rounds", "2", "--lengths", "8", "12"], "LoRA     12"),
         ("reading", ["--model", "MODEL", *SMALL], "16"),
         ("theory", ["--tokens", "60", "--repeats", "1", "--runs", "1"], "512"),
         ("trajectory", ["MODEL", "FACTS", "--facts", "3", "--checkpoints", "2"], '{"threads": 1'),

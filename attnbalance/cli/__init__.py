@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from attnbalance.cli.exits import Commands, show_warning
-from attnbalance.cli.finetuning import finetune, scale_adapter
+from attnbalance.cli.finetuning import finetune
 from attnbalance.cli.instructing import context_critical, instruct
 from attnbalance.cli.json_output import OPTION, Command
 from attnbalance.cli.listing import facts, families, tasks
 from attnbalance.cli.measuring import context, curve, explain, knowledge, salience, trajectory
 from attnbalance.cli.running import demo, reproduce, study
+from attnbalance.cli.scaling import scale_adapter
 from attnbalance.data.sources.load_facts import source_names
 
 app = typer.Typer(

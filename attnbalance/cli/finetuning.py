@@ -1,4 +1,4 @@
-"""`attnbalance finetune` and `attnbalance scale-adapter`."""
+"""`attnbalance finetune`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from attnbalance.cli.options import (
     Limit,
     LoraAlpha,
     LoraRank,
+    MixedPrecision,
     Model,
     Out,
     Peft,
@@ -91,6 +92,7 @@ def finetune(
     ] = "shuffled",
     gradient_rank: GradientRank = None,
     dtype: WeightsDtype = None,
+    mixed_precision: MixedPrecision = None,
     checkpoint_every: CheckpointEvery = 20,
     patience: Annotated[
         int,
@@ -173,6 +175,7 @@ def finetune(
         curriculum=curriculum,
         gradient_rank=gradient_rank,
         dtype=dtype,
+        mixed_precision=mixed_precision,
         checkpoint_every=checkpoint_every,
         patience=patience or None,
         seed=seed,
@@ -255,25 +258,6 @@ def finetune(
     if settings.compared_dtype:
         how += ["--dtype", settings.compared_dtype]  # the base may be stored in 16 bits
     print(f"Next: {shlex.join(['attnbalance', 'curve', *models, *how])}")
-
-
-def scale_adapter(
-    adapter: Annotated[str, typer.Argument(metavar="ADAPTER", help="Folder of a run with LoRA, or of any LoRA.")],
-    factor: Annotated[float, typer.Argument(metavar="FACTOR", help="By how much: 0.5 halves the change.")],
-    out: Annotated[str, typer.Option(metavar="FOLDER", help="Folder for the scaled adapter: new or empty.")],
-) -> None:
-    """Write a copy of a LoRA adapter whose change of the weights is FACTOR times as large.
-
-    After finetuning, a smaller change often answers more of what the base knew, and less of what was taught: measure
-    both with `attnbalance knowledge`.
-    """
-    from attnbalance.finetuning.scale_adapter import scale_adapter as run
-
-    with noting_reuse(out):
-        folder = run(adapter, factor, out)
-    print(f"{folder} changes the weights {factor:g} times as much as {adapter}.")
-    models = shlex.join([f"finetuned={adapter}", f"scaled={out}"])
-    print(f"Next: attnbalance knowledge base=BASE {models} --facts FACTS --out known")
 
 
 def _usable(facts: FactSet, make: Callable[[FactSet], PromptSet], skip_bad: bool) -> tuple[FactSet, dict[str, int]]:

@@ -17,6 +17,7 @@ from attnbalance.cli.options import (
     LearningRate,
     LoraAlpha,
     LoraRank,
+    MixedPrecision,
     Model,
     Out,
     Peft,
@@ -100,6 +101,7 @@ def instruct(
     train: Train = "all",
     gradient_rank: GradientRank = None,
     dtype: WeightsDtype = None,
+    mixed_precision: MixedPrecision = None,
     checkpoint_every: CheckpointEvery = 20,
     patience: Annotated[
         int, typer.Option(min=0, help="Stop after this many validations without improvement; 0: never.")
@@ -128,6 +130,7 @@ def instruct(
         train=train,
         gradient_rank=gradient_rank,
         dtype=dtype,
+        mixed_precision=mixed_precision,
         checkpoint_every=checkpoint_every,
         patience=patience or None,
         seed=seed,

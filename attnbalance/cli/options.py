@@ -101,6 +101,14 @@ GradientRank = Annotated[
     int | None, typer.Option(min=1, help="Replace each matrix's gradient by its best approximation of this rank.")
 ]
 WeightsDtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default what suits the method.")]
+MixedPrecision = Annotated[
+    str | None,
+    typer.Option(
+        metavar="bf16|no",
+        help="bf16: multiply in bfloat16, with the weights kept in their dtype; by default on GPUs that can. On "
+        "processors with avx512_bf16 it is up to twice as fast.",
+    ),
+]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")]
 
 

@@ -9,6 +9,9 @@ from attnbalance.errors import DataError
 from attnbalance.finetuning.curriculum import check_examples
 from attnbalance.seeds import check_seed
 
+MIXED_PRECISIONS = ("no", "bf16")
+"""Mixed precisions by accelerate's names: "bf16" runs passes under `torch.autocast` in bfloat16."""
+
 LARGEST_COUNT = 10**9
 """No training takes more steps, examples or ranks."""
 
@@ -41,6 +44,8 @@ class Schedule:
     """Validations in a row without a new best loss after which training stops; None: never stop early."""
     gradient_rank: int | None = None
     """Largest rank of each matrix's gradient (see `low_rank`); None: no limit."""
+    mixed_precision: str | None = None
+    """"bf16": matrices are multiplied in bfloat16; "no": in the weights' dtype; None: bf16 on GPUs that can."""
 
     def __post_init__(self) -> None:
         """Refuse values that no training could use."""
@@ -55,6 +60,8 @@ class Schedule:
             raise DataError(
                 f"`batch_size` must be a multiple of `accumulate`, got {self.batch_size} and {self.accumulate}"
             )
+        if self.mixed_precision not in (None, *MIXED_PRECISIONS):
+            raise DataError(f"`mixed_precision` must be {' or '.join(MIXED_PRECISIONS)}, got {self.mixed_precision!r}")
         check_examples(self.steps, self.batch_size)
         check_seed(self.seed)
 

@@ -59,6 +59,8 @@ class FinetuneSettings:
     """Largest rank of each matrix's gradient (see `low_rank`); None: no limit."""
     dtype: str | None = None
     """Dtype of the weights; None: float32 where they are trained themselves, under adapters the checkpoint's own."""
+    mixed_precision: str | None = None
+    """"bf16": matrices are multiplied in bfloat16, weights keep their dtype; "no": not; None: on GPUs that can."""
     checkpoint_every: int = 20
     """Steps between checkpoints, each with a validation."""
     patience: int | None = 3
@@ -86,6 +88,8 @@ class FinetuneSettings:
             self._check_peft(self.peft)
         if self.dtype is not None and self.dtype not in DTYPES:
             raise DataError(f"`dtype` must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got {self.dtype!r}")
+        if self.mixed_precision == "bf16" and self.dtype == "float64":
+            raise DataError("`mixed_precision` bf16 needs weights of 32 or 16 bits; leave `dtype` float64 out")
         _ = self.schedule
 
     def _check_peft(self, config: object) -> None:
@@ -133,13 +137,14 @@ class FinetuneSettings:
             accumulate=self.accumulate,
             patience=None if changes_over_time(self.curriculum) else self.patience,
             gradient_rank=self.gradient_rank,
+            mixed_precision="no" if self.dtype == "float64" else self.mixed_precision,
         )
 
     def record(self) -> dict[str, object]:
         """The settings as a run's attnbalance.json holds them: by name, with defaults that depend on others filled in.
 
-        "peft" is there only if it was given. `recommended` is written out, so that a run is never taken for one of
-        another version, in which the name stood for other terms.
+        "peft" and "mixed_precision" are there only if they were given. `recommended` is written out, so that a run is
+        never taken for one of another version, in which the name stood for other terms.
 
         >>> FinetuneSettings(template="{subject} is", steps=5).record()["template"]
         '{subject} is'
@@ -150,5 +155,6 @@ class FinetuneSettings:
             "objective": parse_expression(self.objective).written_out,
         }
         record = {field.name: filled.get(field.name, getattr(self, field.name)) for field in fields(self)}
-        del record["peft"]
-        return record if self.peft is None else {**record, "peft": dict(self.peft)}
+        added = {"peft": self.peft and dict(self.peft), "mixed_precision": self.mixed_precision}
+        given = {name: value for name, value in added.items() if value is not None}
+        return {name: value for name, value in record.items() if name not in added} | given

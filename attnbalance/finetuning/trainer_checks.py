@@ -33,6 +33,9 @@ from attnbalance.models.length_thresholds import length_thresholds
 LOSS = {"label_smoothing_factor": (0.0,), "loss_type": ("nll",)}
 """Settings that change a trainer's own loss, with the values that leave it unchanged."""
 
+PLAIN_LOSSES = ("transformers.trainer.Trainer.compute_loss", "trl.trainer.sft_trainer.SFTTrainer.compute_loss")
+"""Methods of trainers that compute the cross-entropy of the labels, unless a setting says otherwise."""
+
 OWN_LOSSES = ("ADALORA", "CPT", "SHADOW")
 """Types of adapters that add a loss of their own where a model is given labels."""
 
@@ -61,6 +64,7 @@ def own_loss(trainer: Trainer) -> list[str]:
     model: Any = trainer.model
     base, adapters = base_of(model), getattr(model, "peft_config", {}).values()
     own = _other(trainer.args, LOSS) + (["compute_loss_func"] if trainer.compute_loss_func is not None else [])
+    own += _own_method(type(trainer))
     own += ["a loss_function of the model's own"] if getattr(base, "_loss_function", None) is not None else []
     own += ["the model's z_loss_coefficient"] if getattr(base, "z_loss_coefficient", 0) else []
     return own + [f"{a.peft_type.value} adapters" for a in adapters if a.peft_type.value in OWN_LOSSES]
@@ -77,6 +81,15 @@ def check_loss(trainer: Trainer, objective: Objective) -> None:
     if trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size() > 1:
         ignored += ["tensor, context or sequence parallelism"]
     _refuse(f"objective {objective.text!r}", ignored, "leave them out, or train on the objective 'ce'")
+
+
+def _own_method(kind: type[Trainer]) -> list[str]:
+    """The `compute_loss` of the class behind `ObjectiveMixin`, if it is of the user's own."""
+    ours = max(i for i, each in enumerate(kind.__mro__) if each.__module__.startswith(f"{__package__}."))
+    behind = next(each for each in kind.__mro__[ours + 1 :] if "compute_loss" in vars(each))
+    method: Any = behind.compute_loss  # pyright: ignore[reportAttributeAccessIssue]
+    plain = f"{method.__module__}.{method.__qualname__}" in PLAIN_LOSSES
+    return [] if plain else [f"{behind.__name__}.compute_loss (listed before ObjectiveMixin, it is called first)"]
 
 
 def check_data(trainer: Trainer, collator: object, longest: int) -> None:

@@ -48,7 +48,14 @@ RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (1e-5, 1e-4), "
 
 TRAINING: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 3, "batch_size": 2, "checkpoint_every": 1, "patience": None},
-    "small": {"steps": 40, "batch_size": 16, "accumulate": 8, "checkpoint_every": 10, "patience": None},
+    "small": {
+        "steps": 40,
+        "batch_size": 16,
+        "accumulate": 8,
+        "checkpoint_every": 10,
+        "patience": None,
+        "mixed_precision": "bf16",
+    },
     "paper": {
         "steps": 800,
         "batch_size": 128,
@@ -58,7 +65,10 @@ TRAINING: dict[str, dict[str, Any]] = {
         "patience": None,
     },
 }
-"""The paper: LoRA of rank 128, up to 2 epochs (Alpaca: 52,002 rows), evaluated every 50 steps; it prints no batch."""
+"""The paper: LoRA of rank 128, up to 2 epochs (Alpaca: 52,002 rows), evaluated every 50 steps; it prints no batch.
+
+Small fits multiply in bfloat16, everywhere: on a CPU with avx512_bf16 that halves their time.
+"""
 
 EPOCHS = 2
 """How often an instruction is read at most (the paper: up to 2 epochs): an arm with fewer of them has fewer steps."""

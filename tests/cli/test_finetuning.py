@@ -66,6 +66,18 @@ def test_the_next_line_of_conflicts_reads_its_own_heldout_facts(llama_folder: Pa
     assert code == 0, text
 
 
+def test_mixed_precision_is_recorded_or_refused_by_name(llama_folder: Path, tmp_path: Path, facts_file: Path) -> None:
+    command = ("finetune", llama_folder, "--facts", facts_file, "--split", "whole", "--steps", 1, "--batch-size", 4)
+    code, text = run_command(*command, "--mixed-precision", "bf16", "--out", tmp_path / "run")
+    assert code == 0, text
+    assert json.loads((tmp_path / "run" / "attnbalance.json").read_text())["config"]["mixed_precision"] == "bf16"
+    code, text = run_command(*command, "--mixed-precision", "fp16", "--out", tmp_path / "bad")
+    assert (code, "`--mixed-precision` must be no or bf16, got 'fp16'" in text) == (2, True), text
+    code, text = run_command(*command, "--out", tmp_path / "run")
+    assert code == 2
+    assert "mixed_precision" in text
+
+
 def test_a_run_is_scaled_and_then_measured_like_any_adapter(
     llama_folder: Path, tmp_path: Path, facts_file: Path
 ) -> None:

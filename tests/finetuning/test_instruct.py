@@ -73,8 +73,9 @@ def test_losses_are_those_of_plain_transformers_and_fall(llama, tmp_path):
     assert not {"accuracy", "shortcut_rate"} & last.keys()
 
 
-def test_one_step_is_adamw_on_the_mean_loss_of_the_outputs_tokens(llama, tmp_path):
-    settings = short(steps=1, batch_size=len(ROWS) - 1, learning_rate=0.01)
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_one_step_is_adamw_on_the_mean_loss_of_the_outputs_tokens(llama, tmp_path, precision):
+    settings = short(steps=1, batch_size=len(ROWS) - 1, learning_rate=0.01, mixed_precision=precision)
     run = instruct(llama, ROWS, tmp_path / "run", settings, validation=1)
     _, trained = validated_and_trained(ROWS.rows, 1)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(llama), AutoTokenizer.from_pretrained(llama)
@@ -82,15 +83,18 @@ def test_one_step_is_adamw_on_the_mean_loss_of_the_outputs_tokens(llama, tmp_pat
     for row in trained:
         prompt = len(tokenizer(row.prompt)["input_ids"])
         ids = torch.tensor([*tokenizer(row.prompt + row.output)["input_ids"], tokenizer.eos_token_id])
-        losses.append(cross_entropy(model(ids[None]).logits[0, prompt - 1 : -1], ids[prompt:], reduction="none"))
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            logits = model(ids[None]).logits[0, prompt - 1 : -1].float()
+        losses.append(cross_entropy(logits, ids[prompt:], reduction="none"))
     torch.cat(losses).mean().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0).step()
     expected, result = model.state_dict(), AutoModelForCausalLM.from_pretrained(run.path).state_dict()
     for name, weight in expected.items():
-        # Adam's first step is lr * sign: gradients near 0 may turn; all but a few weights agree to float32's rounding
+        # Adam's first step is lr * sign: gradients near 0 may turn; all but a few weights agree to float32's rounding.
+        # In bfloat16 more gradients are near 0, as sums over a padded batch round unlike those over single rows
         agree = torch.isclose(result[name], weight, rtol=1e-4, atol=1e-5).float().mean()
-        assert agree > 0.99, name
+        assert agree > (0.95 if precision == "bf16" else 0.99), name
 
 
 def test_a_killed_run_resumes_bit_for_bit_and_a_finished_one_is_returned(llama, tmp_path, kill_at):

@@ -39,6 +39,7 @@ KEEPING = {"objective": "recommended", "weight_decay": 0.1, "curriculum": "popul
         (KEEPING | {"lora_rank": 2, "train": "qk@0.1"}, "on_step_end", (5,)),
         ({"objective": "ce + project + 0.1*weight-anchor + row-anchor(statement)"}, "on_step_end", (5,)),
         ({"gradient_rank": 1, "train": "qk"}, "on_step_end", (3,)),
+        (KEEPING | {"mixed_precision": "bf16"}, "on_step_end", (3, 6)),
     ],
 )
 def test_a_killed_finetuning_ends_with_the_same_weights(base, tmp_path, kill_at, changes, event, steps):
@@ -167,6 +168,36 @@ def test_parts_of_a_batch_add_up_to_the_batch(llama, tmp_path):
     parts = finetune(llama, SPLIT, tmp_path / "parts", short(accumulate=4))
     for name, value in weights(whole.path).items():
         torch.testing.assert_close(value, weights(parts.path)[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_mixed_precision_is_torchs_autocast_and_keeps_weights_in_float32(llama, tmp_path, monkeypatch, lora_rank):
+    """Where a GPU is found it is on by default; this machine's tests hide all GPUs, or have none."""
+    kinds = set[tuple[bool, torch.dtype]]()
+    own_forward = LlamaForCausalLM.forward
+
+    @functools.wraps(own_forward)
+    def watched(model, *args, **kwargs):
+        output = own_forward(model, *args, **kwargs)
+        if model.training and output.logits is not None:
+            kinds.add((torch.is_autocast_enabled("cpu"), output.logits.dtype))
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", watched)
+    runs = {}
+    for precision in (None, "no", "bf16"):
+        kinds.clear()
+        runs[precision] = finetune(
+            llama, SPLIT, tmp_path / str(precision), short(lora_rank=lora_rank, mixed_precision=precision)
+        )
+        mixed = precision == "bf16"
+        assert kinds == {(mixed, torch.bfloat16 if mixed else torch.float32)}
+    assert_equal_weights(runs[None].path, runs["no"].path)
+    exact, mixed = (weights(runs[precision].path) for precision in ("no", "bf16"))
+    assert all(value.dtype == torch.float32 for value in mixed.values())
+    assert any(not torch.equal(mixed[name], value) for name, value in exact.items())
+    losses = [list(runs[precision].validation_loss.values()) for precision in ("no", "bf16")]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)  # products of bfloat16 are off by up to 0.4%
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -44,6 +44,14 @@ def test_the_record_is_the_one_that_finished_runs_hold() -> None:
     assert FinetuneSettings(lora_rank=4).record() == RECORDED | {"lora_rank": 4, "lora_alpha": 8}
     assert FinetuneSettings(lora_rank=4, lora_alpha=1.5).record()["lora_alpha"] == 1.5
     assert FinetuneSettings(template=Template("own", "{subject} is")).record()["template"] == "{subject} is"
+    assert FinetuneSettings(mixed_precision="no").record() == RECORDED | {"mixed_precision": "no"}
+    assert FinetuneSettings(peft={"peft_type": "OFT"}).record() == RECORDED | {"peft": {"peft_type": "OFT"}}
+
+
+def test_weights_of_64_bits_are_multiplied_in_64_bits() -> None:
+    assert FinetuneSettings(dtype="float64").schedule.mixed_precision == "no"
+    assert FinetuneSettings(dtype="float16").schedule.mixed_precision is None
+    assert FinetuneSettings(mixed_precision="bf16").schedule.mixed_precision == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +99,9 @@ def test_a_curriculum_that_changes_over_time_is_not_stopped_early() -> None:
         ({"lora_rank": HIGHEST_RANK + 1}, "`lora_rank` must be at most 65536, got 65537"),
         ({"lora_rank": 2, "lora_alpha": 0.0}, "`lora_alpha` must be a finite number > 0, got 0.0"),
         ({"dtype": "int8"}, "`dtype` must be float32, bfloat16, float16 or float64, got 'int8'"),
+        ({"mixed_precision": "fp16"}, "`mixed_precision` must be no or bf16, got 'fp16'"),
+        ({"mixed_precision": True}, "`mixed_precision` must be no or bf16, got True"),
+        ({"mixed_precision": "bf16", "dtype": "float64"}, "needs weights of 32 or 16 bits; leave `dtype` float64 out"),
         ({"objective": "ce +"}, "There are ce; kl"),
         ({"objective": "2*recommended"}, "recommended takes no weight"),
         ({"objective": "ce", "curriculum": "easy"}, "no curriculum 'easy'"),

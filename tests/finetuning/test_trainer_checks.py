@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import transformers
 from peft import AdaLoraConfig, KasaConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
+from trainers import assert_close
 from transformers import Trainer, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
 
@@ -205,6 +207,41 @@ def test_a_loss_of_the_trainers_own_is_refused_beside_an_objective_and_followed_
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     for parameter, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(parameter, other, rtol=0, atol=1e-7)
+
+
+class Tripled(Trainer):
+    """The commonest way to change a trainer's loss."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        result: Any = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return (3 * result[0], result[1]) if return_outputs else 3 * result
+
+
+class Behind(ObjectiveMixin, Tripled):
+    """Its loss is the objective's, where there is one."""
+
+
+class Before(Tripled, ObjectiveMixin, Trainer):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Its loss is three times the objective's."""
+
+
+def test_a_compute_loss_behind_the_mixin_is_refused_beside_an_objective_and_followed_without_and_before_it(tmp_path):
+    def run(kind, **options):
+        model = tiny_model("llama")
+        usual = {"train_dataset": some_examples(), "eval_dataset": some_examples()[:6], "processing_class": TOKENIZER}
+        trainer = kind(model=model, args=settings(tmp_path), **usual | options)
+        trainer.train()
+        return {name: p.detach() for name, p in model.named_parameters()}, trainer.evaluate()["eval_loss"]
+
+    message = "objective '2\\*ce' would ignore Tripled.compute_loss \\(listed before ObjectiveMixin, it is called first"
+    with pytest.raises(ModelError, match=message):
+        run(Behind, objective="2*ce")
+    weights, loss = run(Tripled, data_collator=plain_batch)
+    for kind in (Behind, Before):
+        ours, own_loss = run(kind, objective="ce")
+        assert_close(ours, weights)
+        assert own_loss == pytest.approx(loss, rel=1e-5)
+    assert_close(run(Before, objective="2*ce")[0], run(ObjectiveTrainer, objective="6*ce")[0])
 
 
 @pytest.mark.parametrize("own", ["loss_function", "adalora"])
