@@ -137,6 +137,8 @@ def _delimited(delimiter: str) -> Callable[[Path], Iterator[Record]]:
                         f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, "
                         "as in the header"
                     )
+                if all(name == cell for name, cell in row.items()):
+                    raise DataError(f"{path}, line {reader.line_num}: the header once more; remove this line")
                 yield dict(row)
         except csv.Error as error:
             raise DataError(f"{path}, line {reader.line_num}: {error}") from error
