@@ -25,7 +25,7 @@ IN_ONE = "read all in one dtype: --dtype float32, or dtype= in Python"
 
 
 @dataclass(frozen=True)
-class Weights:
+class WeightFiles:
     """What the safetensors files of a folder hold, from their headers.
 
     files: the file of each tensor, by the tensor's name.
@@ -42,7 +42,7 @@ class Weights:
     tied: object
 
 
-def open_weights(path: str, trust_remote_code: bool = False, read_in: str | torch.dtype | None = None) -> Weights:
+def open_weights(path: str, trust_remote_code: bool = False, read_in: str | torch.dtype | None = None) -> WeightFiles:
     """The headers of a model folder; raises `ModelError` for one that is half-written, damaged or holds no weights.
 
     read_in: the dtype in which the weights are read, whatever the one of the files; None for that of the files.
@@ -71,10 +71,10 @@ def open_weights(path: str, trust_remote_code: bool = False, read_in: str | torc
         raise ModelError(f"cannot load model {path}: {brief(error)}") from error
     tied = getattr(config.get_text_config(), "tie_word_embeddings", None)
     dtype = None if config.dtype is None or read_in is not None else str(config.dtype)
-    return Weights(files, kinds, dtype, settings_of(config), tied)
+    return WeightFiles(files, kinds, dtype, settings_of(config), tied)
 
 
-def check_swappable(model: HookedModel, weights: Weights) -> None:
+def check_swappable(model: HookedModel, weights: WeightFiles) -> None:
     """Raise `ModelError` for a model into which weights cannot be copied by their names in the files.
 
     That is so for families whose weights transformers renames or joins on loading, for quantised models, for parts that
@@ -98,7 +98,7 @@ def check_swappable(model: HookedModel, weights: Weights) -> None:
 @torch.no_grad()
 def swap_weights(
     model: HookedModel,
-    weights: Weights,
+    weights: WeightFiles,
     path: str,
     trust_remote_code: bool = False,
     read_in: str | torch.dtype | None = None,
@@ -139,7 +139,7 @@ def _tensors(model: HookedModel) -> dict[str, Tensor]:
     return dict(base_of(model.model).state_dict(keep_vars=True))
 
 
-def compare_weights(old: Weights, new: Weights, path: str, other: str) -> None:
+def compare_weights(old: WeightFiles, new: WeightFiles, path: str, other: str) -> None:
     """Refuse a checkpoint that differs from another in more than the values of its weights."""
     where = f"{path} must differ from {other} in the values of its weights only, but"
     if old.dtype != new.dtype:
