@@ -1,8 +1,8 @@
 """What `--mixed-precision bf16` saves of a training step on a CPU, and how far it moves the gradient.
 
 A step is one forward and backward pass on random tokens, of all weights or of LoRA adapters, in float32 and under
-autocast in bfloat16, as the trainer makes it; the optimizer, which is the same for both, is left out. Times are medians
-over interleaved rounds of one process, ratios are bf16 / float32. The gradient's cosine is between the two.
+autocast in bfloat16, as the trainer makes it; the optimizer, which is the same for both, is left out. Times are CPU
+times, medians over interleaved rounds of one process; ratios are bf16 / float32. The cosine is the gradients'.
 
     OMP_NUM_THREADS=1 python benchmarks/mixed_precision.py MODEL [--rounds 7] [--lengths 32 128 512]
 """
@@ -57,9 +57,9 @@ def main() -> None:
             gradients = {mixed: gradient(model, ids, mixed) for mixed in seconds}  # warms up
             for _ in range(options.rounds):
                 for mixed, times in seconds.items():
-                    start = time.perf_counter()
+                    start = time.process_time()
                     gradient(model, ids, mixed)
-                    times.append(time.perf_counter() - start)
+                    times.append(time.process_time() - start)
             low, middle, high = statistics.quantiles([b / a for a, b in zip(*seconds.values(), strict=True)], n=4)
             cosine = float(torch.cosine_similarity(*(each.double() for each in gradients.values()), dim=0))
             exact, mixed_ = (statistics.median(times) for times in seconds.values())

@@ -24,7 +24,7 @@ from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, writ
 from attnbalance.finetuning.curriculum import order
 from attnbalance.finetuning.evaluation import SHORTCUT
 from attnbalance.finetuning.examples import REPLAYED, Example, first_difference, make_examples
-from attnbalance.finetuning.loop import TrainingData, train, training_in
+from attnbalance.finetuning.loop import TrainingData, in_bf16, train, training_in
 from attnbalance.finetuning.model_card import CARD, model_card
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, parse_parts, select_weights, train_only
@@ -131,7 +131,7 @@ def train_run(
         "base": base,
         "base_fingerprint": trainable.base_fingerprint,
         "base_settings": settings_of(base_of(trainable.model).config),
-        "trained": trainable.trained,
+        "trained": trainable.trained + (", under autocast in bfloat16" if in_bf16(settings.schedule) else ""),
         "objective": objective.text,
         "learns_answers": objective.learns_answers,
         **about_data,

@@ -133,8 +133,6 @@ def _complete_checkpoints(out: Path, kind: str, config: Mapping[str, Any]) -> It
 def _arguments(work: Path, schedule: Schedule, validates: bool, bars: bool) -> TrainingArguments:
     """Trainer's arguments; each device takes its share of a batch."""
     use_cpu = not torch.accelerator.is_available()
-    capable = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    mixed = schedule.mixed_precision or ("bf16" if capable else "no")
     devices = max(1, TrainingArguments(output_dir=str(work), use_cpu=use_cpu, report_to="none").world_size)
     share, rest = divmod(schedule.batch_size, devices * schedule.accumulate)
     if rest or not share:
@@ -152,7 +150,7 @@ def _arguments(work: Path, schedule: Schedule, validates: bool, bars: bool) -> T
         learning_rate=schedule.learning_rate,
         lr_scheduler_type="linear" if schedule.decay else "constant",
         weight_decay=schedule.weight_decay,
-        bf16=mixed == "bf16",
+        bf16=in_bf16(schedule),
         train_sampling_strategy="sequential",
         save_strategy="steps",
         save_steps=schedule.checkpoint_every,
@@ -167,6 +165,13 @@ def _arguments(work: Path, schedule: Schedule, validates: bool, bars: bool) -> T
         seed=schedule.seed,
         report_to="none",
     )
+
+
+def in_bf16(schedule: Schedule) -> bool:
+    """Whether training runs under autocast in bfloat16: as the schedule says, or else on GPUs that can."""
+    if schedule.mixed_precision is None:
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return schedule.mixed_precision == "bf16"
 
 
 class _Trainer(ObjectiveTrainer):

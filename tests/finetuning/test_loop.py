@@ -192,6 +192,7 @@ def test_mixed_precision_is_torchs_autocast_and_keeps_weights_in_float32(llama, 
         )
         mixed = precision == "bf16"
         assert kinds == {(mixed, torch.bfloat16 if mixed else torch.float32)}
+        assert runs[precision].trained.endswith(", under autocast in bfloat16") == mixed
     assert_equal_weights(runs[None].path, runs["no"].path)
     exact, mixed = (weights(runs[precision].path) for precision in ("no", "bf16"))
     assert all(value.dtype == torch.float32 for value in mixed.values())
