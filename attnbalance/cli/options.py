@@ -105,8 +105,8 @@ MixedPrecision = Annotated[
     str | None,
     typer.Option(
         metavar="bf16|no",
-        help="bf16: multiply in bfloat16, with the weights kept in their dtype; by default on GPUs that can. On "
-        "processors with avx512_bf16 it is up to twice as fast.",
+        help="bf16: multiply in bfloat16, with the weights kept in their dtype; by default on GPUs that can. It "
+        "is faster on processors with avx512_bf16, too.",
     ),
 ]
 CheckpointEvery = Annotated[int, typer.Option(min=1, help="Steps between checkpoints and validations.")]
