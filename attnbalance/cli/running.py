@@ -10,6 +10,7 @@ import typer
 from attnbalance.cli.json_output import NUMBERS
 from attnbalance.cli.options import (
     Limit,
+    MixedPrecision,
     Out,
     Relations,
     Seed,
@@ -98,6 +99,7 @@ def reproduce(
         str | None,
         typer.Option(metavar="PATH", help="MMLU's .csv files, or their folder, for the figures that need them."),
     ] = None,
+    mixed_precision: MixedPrecision = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes; by default one a GPU, or one a CPU core, at most four.")
     ] = None,
@@ -124,6 +126,7 @@ def reproduce(
 
     options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "model": model}
     options |= {"instructions": instructions, "conflicts": conflicts, "choices": choices}
+    options |= {"mixed_precision": mixed_precision}
     if dry_run:
         forecasts = forecast(names, out, **options)
         ctx.meta[NUMBERS] = {"forecast": [asdict(each) for each in forecasts]}

@@ -24,7 +24,7 @@ from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, writ
 from attnbalance.finetuning.curriculum import order
 from attnbalance.finetuning.evaluation import SHORTCUT
 from attnbalance.finetuning.examples import REPLAYED, Example, first_difference, make_examples
-from attnbalance.finetuning.loop import TrainingData, in_bf16, train, training_in
+from attnbalance.finetuning.loop import TrainingData, precision_of, train, training_in
 from attnbalance.finetuning.model_card import CARD, model_card
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, parse_parts, select_weights, train_only
@@ -124,14 +124,14 @@ def train_run(
         facts: The facts that the folder will hold, by part.
         progress: Whether to draw a progress bar.
     """
-    objective = parse_objective(settings.objective)
+    objective, precision = parse_objective(settings.objective), precision_of(settings.schedule)
     trainable = _trainable(base, settings, [*data.train, *(data.validation or ())])
     about = {
         "config": config,
         "base": base,
         "base_fingerprint": trainable.base_fingerprint,
         "base_settings": settings_of(base_of(trainable.model).config),
-        "trained": trainable.trained + (", under autocast in bfloat16" if in_bf16(settings.schedule) else ""),
+        "trained": trainable.trained + ("" if precision == "no" else f", in mixed precision ({precision})"),
         "objective": objective.text,
         "learns_answers": objective.learns_answers,
         **about_data,

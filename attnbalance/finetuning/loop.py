@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -140,7 +141,8 @@ def _arguments(work: Path, schedule: Schedule, validates: bool, bars: bool) -> T
             f"batch_size must be a multiple of the number of devices x accumulate, got {schedule.batch_size} for "
             f"{devices} x {schedule.accumulate}"
         )
-    return TrainingArguments(
+    precision = precision_of(schedule)
+    arguments = TrainingArguments(
         output_dir=str(work),
         use_cpu=use_cpu,
         max_steps=schedule.steps,
@@ -150,7 +152,7 @@ def _arguments(work: Path, schedule: Schedule, validates: bool, bars: bool) -> T
         learning_rate=schedule.learning_rate,
         lr_scheduler_type="linear" if schedule.decay else "constant",
         weight_decay=schedule.weight_decay,
-        bf16=in_bf16(schedule),
+        bf16=precision == "bf16",
         train_sampling_strategy="sequential",
         save_strategy="steps",
         save_steps=schedule.checkpoint_every,
@@ -165,13 +167,19 @@ def _arguments(work: Path, schedule: Schedule, validates: bool, bars: bool) -> T
         seed=schedule.seed,
         report_to="none",
     )
+    arguments.mixed_precision = precision  # with `bf16` False, transformers takes what `accelerate launch` was told
+    return arguments
 
 
-def in_bf16(schedule: Schedule) -> bool:
-    """Whether training runs under autocast in bfloat16: as the schedule says, or else on GPUs that can."""
-    if schedule.mixed_precision is None:
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    return schedule.mixed_precision == "bf16"
+def precision_of(schedule: Schedule) -> str:
+    """The precision in which training multiplies, by accelerate's names: "no", "bf16" or "fp16".
+
+    It is the schedule's; without one bf16 on CUDA devices that can, and elsewhere what `accelerate launch` was told.
+    """
+    if schedule.mixed_precision is not None:
+        return schedule.mixed_precision
+    capable = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return "bf16" if capable else os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
 
 
 class _Trainer(ObjectiveTrainer):

@@ -68,7 +68,7 @@ class Run:
     base_loss: float | None
     """The validation loss before training; None if the run was begun by a version that did not measure it."""
     trained: str
-    """Which weights were trained, in words, and whether under autocast."""
+    """Which weights were trained, in words, and in which mixed precision."""
     base_completes: Mapping[str, float]
     """The share of the training facts, without those replayed, that the base completes, by form, if the objective
     teaches from the base (see `completion_rates`)."""

@@ -10,7 +10,7 @@ from attnbalance.finetuning.curriculum import check_examples
 from attnbalance.seeds import check_seed
 
 MIXED_PRECISIONS = ("no", "bf16")
-"""Mixed precisions by accelerate's names: "bf16" runs passes under `torch.autocast` in bfloat16."""
+"""Mixed precisions, by accelerate's names: none, and `torch.autocast` in bfloat16."""
 
 LARGEST_COUNT = 10**9
 """No training takes more steps, examples or ranks."""
@@ -45,7 +45,7 @@ class Schedule:
     gradient_rank: int | None = None
     """Largest rank of each matrix's gradient (see `low_rank`); None: no limit."""
     mixed_precision: str | None = None
-    """"bf16": matrices are multiplied in bfloat16; "no": in the weights' dtype; None: bf16 on GPUs that can."""
+    """As in `FinetuneSettings`."""
 
     def __post_init__(self) -> None:
         """Refuse values that no training could use."""

@@ -60,7 +60,8 @@ class FinetuneSettings:
     dtype: str | None = None
     """Dtype of the weights; None: float32 where they are trained themselves, under adapters the checkpoint's own."""
     mixed_precision: str | None = None
-    """"bf16": matrices are multiplied in bfloat16, weights keep their dtype; "no": not; None: on GPUs that can."""
+    """"bf16": matrices are multiplied in bfloat16, and weights keep their dtype; "no": in the weights' dtype; None:
+    bf16 on CUDA devices that can, and elsewhere what `accelerate launch` was told."""
     checkpoint_every: int = 20
     """Steps between checkpoints, each with a validation."""
     patience: int | None = 3

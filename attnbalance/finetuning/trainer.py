@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.trainer_utils import get_last_checkpoint
 
-from attnbalance.errors import DataError, DivergenceError, ModelError
+from attnbalance.errors import DataError, ModelError
 from attnbalance.finetuning.base_cost import announce
 from attnbalance.finetuning.base_targets import BaseTargets
 from attnbalance.finetuning.bases import check_resumed, keep_base, warn_of_trained
@@ -27,7 +27,6 @@ from attnbalance.finetuning.example_sets import (
     check_examples,
     data_sets,
     describe_items,
-    first_text,
     rows_collator,
 )
 from attnbalance.finetuning.examples import EXTRA, QUERY, about_facts, collate, sizes_of
@@ -37,6 +36,7 @@ from attnbalance.finetuning.objectives.gradients import GradientRules
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights
+from attnbalance.finetuning.step_checks import check_step
 from attnbalance.finetuning.trainer_checks import (
     check_data,
     check_lengths,
@@ -202,6 +202,7 @@ class ObjectiveMixin(_Base):
         The model is wrapped as the trainer trains it; `inputs` is a batch of `collate`; `num_items_in_batch` is passed
         on where the trainer's own class computes the loss.
         """
+        self._computed = True
         check_wrapped(self.accelerator, model)
         extra = {name: value for name, value in inputs.items() if name.startswith(EXTRA)}
         inputs = {name: value for name, value in inputs.items() if name not in extra}
@@ -281,13 +282,9 @@ class ObjectiveMixin(_Base):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One forward and backward pass; then the rules for gradients are applied."""
+        self._computed = False
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if not bool(torch.isfinite(loss).all()):
-            text, step = first_text(inputs, self.processing_class), self.state.global_step + 1
-            raise DivergenceError(
-                f"the training loss is {float(loss)} at step {step}, in the batch that begins with {text!r}; lower the "
-                "learning rate, or load the model in float32"
-            )
+        check_step(self, self.objective, loss, inputs, self._computed)
         self._frozen.mask_gradients(model)
         if self.accelerator.sync_gradients:
             self._rules.apply(self.accelerator)

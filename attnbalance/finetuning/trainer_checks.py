@@ -84,12 +84,13 @@ def check_loss(trainer: Trainer, objective: Objective) -> None:
 
 
 def _own_method(kind: type[Trainer]) -> list[str]:
-    """The `compute_loss` of the class behind `ObjectiveMixin`, if it is of the user's own."""
+    """The class behind `ObjectiveMixin` whose `compute_loss` is of the user's own, with what to do, or nothing."""
     ours = max(i for i, each in enumerate(kind.__mro__) if each.__module__.startswith(f"{__package__}."))
     behind = next(each for each in kind.__mro__[ours + 1 :] if "compute_loss" in vars(each))
-    method: Any = behind.compute_loss  # pyright: ignore[reportAttributeAccessIssue]
-    plain = f"{method.__module__}.{method.__qualname__}" in PLAIN_LOSSES
-    return [] if plain else [f"{behind.__name__}.compute_loss (listed before ObjectiveMixin, it is called first)"]
+    method = vars(behind)["compute_loss"]
+    name = f"{getattr(method, '__module__', '')}.{getattr(method, '__qualname__', '')}"
+    plain = name in PLAIN_LOSSES and not hasattr(method, "__wrapped__")
+    return [] if plain else [f"{behind.__name__}.compute_loss (list {behind.__name__} before ObjectiveMixin)"]
 
 
 def check_data(trainer: Trainer, collator: object, longest: int) -> None:
@@ -138,7 +139,7 @@ def check_ways_of_training(
     """
     if not objective.plain and trainer.args.n_gpu > 1:
         raise ModelError("several GPUs in one process are not supported: start with `accelerate launch`")
-    if rules and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.args.fp16):
+    if rules and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or trainer.args.mixed_precision == "fp16"):
         raise ModelError(
             "project, weight-anchor and a gradient rank need whole gradients that are not scaled: "
             "use DDP instead of FSDP or DeepSpeed, and bf16 instead of fp16"

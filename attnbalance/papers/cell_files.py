@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attnbalance.errors import ModelError, OutputError
+from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.files.outputs import check_saved, provenance, read_json, write_json
 from attnbalance.papers.figure import Cell
+from attnbalance.papers.sources import Sources
 
 
 def write_cell(out: Path, cell: Cell, values: Mapping[str, Any], seconds: float) -> None:
@@ -64,3 +65,28 @@ def refuse_others(cells: Mapping[str, Cell], out: Path) -> None:
             f"{len(stale)} files in {out / 'cells'} have other settings or another version (first: {stale[0]}); choose "
             "a new folder or remove this one"
         )
+
+
+def sources_of(out: Path, given: Mapping[str, str | None]) -> Sources:
+    """The sources that are named, else those of the folder's cells; one folder has one of each.
+
+    Raises `OutputError` for another than the cells were run with.
+    """
+    saved: dict[str, Any] = {}
+    if empty := [name for name, value in given.items() if value == ""]:
+        raise DataError(f"`{empty[0]}` must name something, got an empty text; leave it out for its default")
+    for path in sorted((out / "cells").glob("*.json")):
+        settings = read_cell(path).get("settings", {})  # a cell that cannot be read is run again
+        own = {name: value for name, value in settings.items() if name in given and value}
+        for name in own:
+            if given[name] is not None and Path(str(given[name])).resolve() != Path(own[name]).resolve():
+                raise OutputError(
+                    f"the cells of {out} were run with `{name}` {own[name]}, got {given[name]}; leave it out, or "
+                    "name a new folder"
+                )
+        if given.get("mixed_precision") and "model" in settings and "mixed_precision" not in settings:
+            raise OutputError(
+                f"the cells of {out} were run without `mixed_precision`; leave it out, or name a new folder"
+            )
+        saved |= own
+    return Sources(**{name: value for name, value in given.items() if value} | saved)  # spelled as in the cells

@@ -66,6 +66,12 @@ def grid_cells(
     return cells
 
 
+def finetuning_of(settings: Mapping[str, Any]) -> FinetuneSettings:
+    """How a cell of a language model is finetuned, with its seed, and its precision if one is named (see `Sources`)."""
+    named = {name: settings[name] for name in ("seed", "mixed_precision") if name in settings}
+    return FinetuneSettings(**settings["training"], **named)
+
+
 def run_cell(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
     """What a cell of `grid_cells` holds: the untrained model's answers, or those after finetuning on the split."""
     return ask_untrained(settings, split) if settings["split"] == BASE else run_finetuning(settings, split)
@@ -77,7 +83,7 @@ def run_finetuning(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
     Checkpoints lie in the system's folder for temporary files (TMPDIR) meanwhile. If training diverges, the result says
     so and has no validation loss.
     """
-    training = FinetuneSettings(**settings["training"], seed=settings["seed"])
+    training = finetuning_of(settings)
     with TemporaryDirectory() as folder:
         try:
             run = finetune(model_of(settings), split, Path(folder) / "run", training)
@@ -95,7 +101,7 @@ def run_finetuning(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
 
 def ask_untrained(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
     """What `UNTRAINED` answer to the tested facts, each by its name, and what the model is."""
-    training = FinetuneSettings(**settings["training"])
+    training = finetuning_of(settings)
     template = training.template
     prompts, shortcuts = make_prompts(split.heldout, template), split.train.most_frequent_answers()
     shots = in_form(FEW_SHOT, prompts, settings["seed"], make_prompts(split.validation, template))
@@ -134,7 +140,7 @@ def _scores(answers: Recall) -> dict[str, Any]:
 
 def split_workload(settings: Mapping[str, Any], split: Split) -> Workload:
     """What a cell of `run_cell` makes the model read; every answer is also a reading of attention."""
-    training, new = FinetuneSettings(**settings["training"], seed=settings["seed"]), settings["new tokens"]
+    training, new = finetuning_of(settings), settings["new tokens"]
     asked, validation = (make_prompts(facts, training.template) for facts in (split.heldout, split.validation))
     texts = [prompt.text for prompt in asked]
     if settings["split"] == BASE:

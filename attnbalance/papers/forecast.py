@@ -18,9 +18,9 @@ from attnbalance.files.outputs import as_folder
 from attnbalance.models.config import load_config
 from attnbalance.models.load import load_limits
 from attnbalance.models.load_adapter import split_adapter
-from attnbalance.papers.cell_files import saved_cell
+from attnbalance.papers.cell_files import saved_cell, sources_of
 from attnbalance.papers.figure import Cell, PaperFigure, Workload
-from attnbalance.papers.reproduce import check_size, chosen_figures, sources_of
+from attnbalance.papers.reproduce import check_size, chosen_figures
 from attnbalance.papers.sources import model_of
 from attnbalance.report.wording import markdown
 

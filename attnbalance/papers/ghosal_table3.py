@@ -17,11 +17,19 @@ from attnbalance.data.instructions import InstructionSet
 from attnbalance.errors import DataError, DivergenceError
 from attnbalance.finetuning.choice_answers import read_choices
 from attnbalance.finetuning.instruct import instruct
-from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_limits, load_model
 from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, Workload, minus, over_seeds
-from attnbalance.papers.finetuned import BASE, LOSS, by_tuned, grid_cells, grid_condition, model_condition, untrained
+from attnbalance.papers.finetuned import (
+    BASE,
+    LOSS,
+    by_tuned,
+    finetuning_of,
+    grid_cells,
+    grid_condition,
+    model_condition,
+    untrained,
+)
 from attnbalance.papers.ghosal_popqa import GRIDS, LEAST, PARAMETERS, TRAINING
 from attnbalance.papers.sources import Sources, choices_of, model_of
 
@@ -89,7 +97,7 @@ def part_of(name: str, questions: InstructionSet, model: HookedModel) -> Instruc
 
 
 def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    training = FinetuneSettings(**settings["training"], seed=settings["seed"])
+    training = finetuning_of(settings)
     model = load_model(model_of(settings), dtype=training.compared_dtype)
     trained, tested = _usable_halves(settings, model.tokenizer, model.max_positions)
     if settings["split"] == BASE:
@@ -117,7 +125,7 @@ def _workload(settings: Mapping[str, Any]) -> Workload:
     learned, asked = ([row.prompt + row.output for row in part.rows] for part in (trained, tested))
     if settings["split"] == BASE:
         return Workload(0, 0, (), [(asked, 0, 1)])
-    training = FinetuneSettings(**settings["training"], seed=settings["seed"])
+    training = finetuning_of(settings)
     part = learned if settings["split"] == "whole" else learned[: len(learned) // 2]
     validated = part[: max(1, round(VALIDATION * len(part)))]
     read = [(validated, 0, 1 + training.steps // training.checkpoint_every), (asked, 0, 1)]

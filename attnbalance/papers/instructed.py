@@ -21,11 +21,10 @@ from attnbalance.data.usable_facts import without_bad
 from attnbalance.errors import DataError, DivergenceError
 from attnbalance.finetuning.instruct import instruct
 from attnbalance.finetuning.output_loss import least_foreseen, read_output_loss, usable_with_input
-from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_limits, load_model
 from attnbalance.papers.figure import Cell, Workload
-from attnbalance.papers.finetuned import BASE, LOSS, grid_cells
+from attnbalance.papers.finetuned import BASE, LOSS, finetuning_of, grid_cells
 from attnbalance.papers.sources import Sources, conflicts_of, facts_of, instructions_of, model_of
 from attnbalance.readings.reliance import NEW_TOKENS, read_reliance, reliance_budgets
 
@@ -48,14 +47,7 @@ RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (1e-5, 1e-4), "
 
 TRAINING: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 3, "batch_size": 2, "checkpoint_every": 1, "patience": None},
-    "small": {
-        "steps": 40,
-        "batch_size": 16,
-        "accumulate": 8,
-        "checkpoint_every": 10,
-        "patience": None,
-        "mixed_precision": "bf16",
-    },
+    "small": {"steps": 40, "batch_size": 16, "accumulate": 8, "checkpoint_every": 10, "patience": None},
     "paper": {
         "steps": 800,
         "batch_size": 128,
@@ -65,10 +57,7 @@ TRAINING: dict[str, dict[str, Any]] = {
         "patience": None,
     },
 }
-"""The paper: LoRA of rank 128, up to 2 epochs (Alpaca: 52,002 rows), evaluated every 50 steps; it prints no batch.
-
-Small fits multiply in bfloat16, everywhere: on a CPU with avx512_bf16 a step takes 0.6 of the time.
-"""
+"""The paper: LoRA of rank 128, up to 2 epochs (Alpaca: 52,002 rows), evaluated every 50 steps; it prints no batch."""
 
 EPOCHS = 2
 """How often an instruction is read at most (the paper: up to 2 epochs): an arm with fewer of them has fewer steps."""
@@ -107,14 +96,14 @@ def run_instructed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a cell holds: the answers to the conflicts of the untrained model, or of each checkpoint."""
     conflicts = _asked(settings)
     if settings["split"] == BASE:
-        model = load_model(model_of(settings), dtype=FinetuneSettings(**settings["training"]).compared_dtype)
+        model = load_model(model_of(settings), dtype=finetuning_of(settings).compared_dtype)
         return {
             "start": _ask(model, conflicts),
             "parameters": sum(weight.numel() for weight in model.model.parameters()),
             "chat": bool(model.tokenizer.chat_template),
         }
     rows = _rows(settings, conflicts)
-    training = FinetuneSettings(**_within_epochs(settings["training"], len(rows)), seed=settings["seed"])
+    training = finetuning_of({**settings, "training": _within_epochs(settings["training"], len(rows))})
     with TemporaryDirectory() as folder:
         try:
             run = instruct(model_of(settings), rows, Path(folder) / "run", training, validation=settings["validated"])

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from attnbalance.arguments import expects
-from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError, OutputError
+from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError
 from attnbalance.files.outputs import as_folder
 from attnbalance.files.work import in_place, locked
 from attnbalance.files.worker import parse_worker
-from attnbalance.papers.cell_files import read_cell, refuse_others, saved_cell, write_cell
+from attnbalance.papers.cell_files import refuse_others, saved_cell, sources_of, write_cell
 from attnbalance.papers.figure import Cell, CellResult, PaperFigure
-from attnbalance.papers.sources import Sources
 from attnbalance.progress import progress_bar
 
 KIND = "reproduction"
@@ -62,6 +61,7 @@ def reproduce(
     instructions: str | None = None,
     conflicts: str | None = None,
     choices: str | None = None,
+    mixed_precision: str | None = None,
     workers: int = 1,
     worker: str | None = None,
     command: str | None = None,
@@ -74,10 +74,11 @@ def reproduce(
     seeds are in the folder. `workers` processes run in parallel; a script that sets more than one must guard its own
     code with `if __name__ == "__main__":`. Several machines share the work by `worker`: "I/N" runs each N-th cell, from
     the I-th (counted from 0; by default Slurm's array index). Each writes the figures whose cells are all there.
-    `facts`, `model`, `instructions`, `conflicts` and `choices` are by default those of the folder's cells, else PopQA
-    from the Hub and none (see `Sources`). A figure whose data cannot be loaded, or are not given, is reported as not
-    run, and raises if no figure can be run. Raises `DataError` for unknown names or scales, too few seeds and
-    missing data, `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be completed.
+    `facts`, `model`, `instructions`, `conflicts`, `choices` and `mixed_precision` are by default those of the folder's
+    cells, else PopQA from the Hub and none (see `Sources`). A figure whose data cannot be loaded, or are not given, is
+    reported as not run, and raises if no figure can be run. Raises `DataError` for unknown names or scales, too few
+    seeds and missing data, `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be
+    completed.
     """
     from attnbalance.papers.page import answer_of, write_figure, write_page
 
@@ -87,7 +88,7 @@ def reproduce(
     place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
     with in_place(out, KIND, {"scale": scale}), locked(place):
         given = {"facts": facts, "model": model, "instructions": instructions, "conflicts": conflicts}
-        given |= {"choices": choices}
+        given |= {"choices": choices, "mixed_precision": mixed_precision}
         sources = sources_of(out, given)
         work = {
             name: figure.cells(scale, range(seeds), sources)
@@ -131,27 +132,6 @@ def check_size(scale: str, seeds: int, workers: int = 1) -> None:
             f"`scale` must be {', '.join(SCALES[:-1])} or {SCALES[-1]}, `seeds` at least 2 for intervals and at most "
             f"{MOST_SEEDS:,}, `workers` at least 1; got {scale!r}, {seeds} and {workers}"
         )
-
-
-def sources_of(out: Path, given: Mapping[str, str | None]) -> Sources:
-    """The sources that are named, else those of the folder's cells; one folder has one of each.
-
-    Raises `OutputError` for another than the cells were run with.
-    """
-    saved: dict[str, Any] = {}
-    if empty := [name for name, value in given.items() if value == ""]:
-        raise DataError(f"`{empty[0]}` must name something, got an empty text; leave it out for its default")
-    for path in sorted((out / "cells").glob("*.json")):
-        settings = read_cell(path).get("settings", {})  # a cell that cannot be read is run again
-        own = {name: value for name, value in settings.items() if name in given and value}
-        for name in own:
-            if given[name] is not None and Path(str(given[name])).resolve() != Path(own[name]).resolve():
-                raise OutputError(
-                    f"the cells of {out} were run with `{name}` {own[name]}, got {given[name]}; leave it out, or "
-                    "name a new folder"
-                )
-        saved |= own
-    return Sources(**{name: value for name, value in given.items() if value} | saved)  # spelled as in the cells
 
 
 def usual_workers() -> int:

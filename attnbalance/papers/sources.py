@@ -15,6 +15,7 @@ from attnbalance.data.sources.instructions import load_instructions
 from attnbalance.data.sources.load_facts import SOURCES, SWAPPED, load_facts
 from attnbalance.errors import DataError, ModelError
 from attnbalance.files.seals import hash_file
+from attnbalance.finetuning.settings import FinetuneSettings
 
 NEEDED = {
     "model": "a pretrained language model is needed (a folder, GGUF file or Hub id)",
@@ -34,8 +35,9 @@ class Sources:
     instructions: a file of instructions (see `load_instructions`).
     conflicts: a file of conflicts (see `load_conflicts`).
     choices: a file or folder of multiple-choice questions (see `load_choices`).
+    mixed_precision: in which precision the model is finetuned (see `FinetuneSettings`).
 
-    Figures that need what is None are not run.
+    Figures that need what is None are not run. Raises `DataError` for an unknown precision.
     """
 
     facts: str = "popqa"
@@ -43,6 +45,11 @@ class Sources:
     instructions: str | None = None
     conflicts: str | None = None
     choices: str | None = None
+    mixed_precision: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a precision that no training knows."""
+        FinetuneSettings(mixed_precision=self.mixed_precision)
 
     def missing(self, needs: Collection[str]) -> str:
         """What of some fields is not given, in words; empty if nothing is missing."""
@@ -64,12 +71,13 @@ class Sources:
         return {"choices": path} | ({"choices_files": _hashes(path)} if Path(path).exists() else {})
 
     def of_model(self) -> dict[str, Any]:
-        """The settings by which a cell loads the model, with a hash of its files."""
+        """The settings by which a cell loads the model, with a hash of its files, and finetunes it."""
         from attnbalance.models.fingerprint import files_fingerprint
 
         if self.model is None:
             raise ModelError("no model was given")
-        return {"model": self.model, "model_files": files_fingerprint(self.model)}
+        named = {} if self.mixed_precision is None else {"mixed_precision": self.mixed_precision}
+        return {"model": self.model, "model_files": files_fingerprint(self.model)} | named
 
 
 def facts_of(settings: Mapping[str, Any], relations: Collection[str] | None = None) -> FactSet:

@@ -272,6 +272,8 @@ def _checked(schema: type[Settings], value: object, what: str) -> Settings:
         raise DataError(f"{what} must be a mapping of settings, got {given}")
     must = first["msg"].replace("Input should", "must")
     hint = " (in YAML, 1e-3 is a text: write 0.001 or 1.0e-3)" if first["type"] == "float_type" else ""
+    if first["type"] == "string_type" and isinstance(first["input"], bool):
+        hint = " (in YAML, no, off, yes and on are booleans: write them in quotes)"
     raise DataError(f"{what}: {name} {must}, got {given}{hint}")
 
 

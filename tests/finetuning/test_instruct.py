@@ -90,11 +90,12 @@ def test_one_step_is_adamw_on_the_mean_loss_of_the_outputs_tokens(llama, tmp_pat
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0).step()
     expected, result = model.state_dict(), AutoModelForCausalLM.from_pretrained(run.path).state_dict()
-    for name, weight in expected.items():
-        # Adam's first step is lr * sign: gradients near 0 may turn; all but a few weights agree to float32's rounding.
-        # In bfloat16 more gradients are near 0, as sums over a padded batch round unlike those over single rows
-        agree = torch.isclose(result[name], weight, rtol=1e-4, atol=1e-5).float().mean()
-        assert agree > (0.95 if precision == "bf16" else 0.99), name
+    # Adam's first step is lr * sign: gradients near 0 may turn; all but a few weights agree to float32's rounding. In
+    # bfloat16 more are near 0, as sums over a padded batch round unlike those over single rows
+    agree = [torch.isclose(result[name], weight, rtol=1e-4, atol=1e-5).flatten() for name, weight in expected.items()]
+    assert torch.cat(agree).float().mean() > 0.99
+    if precision == "no":
+        assert all(each.float().mean() > 0.99 for each in agree)
 
 
 def test_a_killed_run_resumes_bit_for_bit_and_a_finished_one_is_returned(llama, tmp_path, kill_at):

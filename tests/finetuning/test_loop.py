@@ -171,34 +171,53 @@ def test_parts_of_a_batch_add_up_to_the_batch(llama, tmp_path):
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
-def test_mixed_precision_is_torchs_autocast_and_keeps_weights_in_float32(llama, tmp_path, monkeypatch, lora_rank):
-    """Where a GPU is found it is on by default; this machine's tests hide all GPUs, or have none."""
-    kinds = set[tuple[bool, torch.dtype]]()
+@pytest.mark.parametrize("launched", [None, "no", "bf16"])
+def test_mixed_precision_is_torchs_autocast_and_keeps_weights_in_float32(
+    llama, tmp_path, monkeypatch, launched, lora_rank
+):
+    """`launched`: what `accelerate launch` was told. The tests' machine has no GPU, or hides it."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched) if launched else monkeypatch.delenv(
+        "ACCELERATE_MIXED_PRECISION", raising=False
+    )
+    kinds = set[tuple[bool, bool, torch.dtype]]()
     own_forward = LlamaForCausalLM.forward
 
     @functools.wraps(own_forward)
     def watched(model, *args, **kwargs):
         output = own_forward(model, *args, **kwargs)
-        if model.training and output.logits is not None:
-            kinds.add((torch.is_autocast_enabled("cpu"), output.logits.dtype))
+        if output.logits is not None:
+            kinds.add((model.training, torch.is_autocast_enabled("cpu"), output.logits.dtype))
         return output
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", watched)
     runs = {}
     for precision in (None, "no", "bf16"):
         kinds.clear()
-        runs[precision] = finetune(
-            llama, SPLIT, tmp_path / str(precision), short(lora_rank=lora_rank, mixed_precision=precision)
-        )
-        mixed = precision == "bf16"
-        assert kinds == {(mixed, torch.bfloat16 if mixed else torch.float32)}
-        assert runs[precision].trained.endswith(", under autocast in bfloat16") == mixed
-    assert_equal_weights(runs[None].path, runs["no"].path)
-    exact, mixed = (weights(runs[precision].path) for precision in ("no", "bf16"))
-    assert all(value.dtype == torch.float32 for value in mixed.values())
-    assert any(not torch.equal(mixed[name], value) for name, value in exact.items())
+        settings = short(lora_rank=lora_rank, mixed_precision=precision)
+        runs[precision] = finetune(llama, SPLIT, tmp_path / str(precision), settings)
+        mixed = (precision or launched) == "bf16"
+        dtype = torch.bfloat16 if mixed else torch.float32
+        assert {(True, mixed, dtype), (False, mixed, dtype)} <= kinds  # training and validation
+        assert {kind for kind in kinds if kind[0]} == {(True, mixed, dtype)}
+        assert runs[precision].trained.endswith(", in mixed precision (bf16)") == mixed
+    assert_equal_weights(runs[None].path, runs[launched or "no"].path)
+    exact, rounded = (weights(runs[precision].path) for precision in ("no", "bf16"))
+    assert all(value.dtype == torch.float32 for value in rounded.values())
+    assert any(not torch.equal(rounded[name], value) for name, value in exact.items())
     losses = [list(runs[precision].validation_loss.values()) for precision in ("no", "bf16")]
     assert losses[1] == pytest.approx(losses[0], rel=0.02)  # products of bfloat16 are off by up to 0.4%
+
+
+@pytest.mark.parametrize(("capable", "launched", "precision"), [(True, "no", "bf16"), (False, "fp16", "fp16")])
+def test_a_gpu_that_can_multiplies_in_bfloat16_and_others_as_accelerate_was_told(
+    monkeypatch, capable, launched, precision
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: capable)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    assert loop.precision_of(short().schedule) == precision
+    assert [loop.precision_of(short(mixed_precision=given).schedule) for given in ("no", "bf16")] == ["no", "bf16"]
+    assert loop.precision_of(short(dtype="float64").schedule) == "no"
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

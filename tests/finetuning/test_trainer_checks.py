@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -233,7 +234,7 @@ def test_a_compute_loss_behind_the_mixin_is_refused_beside_an_objective_and_foll
         trainer.train()
         return {name: p.detach() for name, p in model.named_parameters()}, trainer.evaluate()["eval_loss"]
 
-    message = "objective '2\\*ce' would ignore Tripled.compute_loss \\(listed before ObjectiveMixin, it is called first"
+    message = "objective '2\\*ce' would ignore Tripled.compute_loss \\(list Tripled before ObjectiveMixin\\)"
     with pytest.raises(ModelError, match=message):
         run(Behind, objective="2*ce")
     weights, loss = run(Tripled, data_collator=plain_batch)
@@ -242,6 +243,28 @@ def test_a_compute_loss_behind_the_mixin_is_refused_beside_an_objective_and_foll
         assert_close(ours, weights)
         assert own_loss == pytest.approx(loss, rel=1e-5)
     assert_close(run(Before, objective="2*ce")[0], run(ObjectiveTrainer, objective="6*ce")[0])
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        functools.wraps(Trainer.compute_loss)(lambda self, *args, **kwargs: 3 * Trainer.compute_loss(self, *args)),
+        functools.partialmethod(Trainer.compute_loss),
+    ],
+)
+def test_a_compute_loss_that_wraps_the_trainers_own_is_no_plain_one(tmp_path, method):
+    kind = type("Wrapped", (ObjectiveMixin, type("Mine", (Trainer,), {"compute_loss": method})), {})
+    with pytest.raises(ModelError, match="would ignore Mine.compute_loss"):
+        kind(model=tiny_model("llama"), args=settings(tmp_path), train_dataset=some_examples(), objective="2*ce")
+
+
+def test_a_trainer_that_inherits_the_loss_of_transformers_trains_as_it(tmp_path):
+    kind = type("Tuner", (ObjectiveMixin, transformers.Seq2SeqTrainer), {})
+    models = [tiny_model("llama"), tiny_model("llama")]
+    arguments = settings(tmp_path, transformers.Seq2SeqTrainingArguments), settings(tmp_path)
+    for trainer, args, model in zip((kind, ObjectiveTrainer), arguments, models, strict=True):
+        trainer(model=model, args=args, train_dataset=some_examples(), objective="2*ce").train()
+    assert_close(*(dict(model.named_parameters()) for model in models), 0)
 
 
 @pytest.mark.parametrize("own", ["loss_function", "adalora"])

@@ -7,8 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from attnbalance.errors import DataError, ModelError
-from attnbalance.papers.sources import Sources, choices_of, conflicts_of, facts_of, instructions_of, model_of
+from attnbalance.errors import DataError, ModelError, OutputError
+from attnbalance.papers.cell_files import sources_of, write_cell
+from attnbalance.papers.figure import Cell
+from attnbalance.papers.finetuned import finetuning_of
+from attnbalance.papers.sources import (
+    Sources,
+    choices_of,
+    conflicts_of,
+    facts_of,
+    instructions_of,
+    model_of,
+)
 
 
 def test_a_local_file_of_facts_is_recorded_and_refused_once_it_changed(tmp_path: Path) -> None:
@@ -84,6 +94,24 @@ def test_files_of_instructions_and_conflicts_are_recorded_and_refused_once_they_
             load(settings)
         with pytest.raises(DataError, match=f"{path.name}, the file of {name}, does not exist"):
             load(sources.of_file(name))
+
+
+def test_a_precision_is_part_of_a_models_cells_and_one_folder_has_one(llama_folder: Path, tmp_path: Path) -> None:
+    settings = Sources(model=str(llama_folder), mixed_precision="bf16").of_model()
+    training = finetuning_of({**settings, "training": {"steps": 3}, "seed": 4})
+    assert (training.mixed_precision, training.steps, training.seed) == ("bf16", 3, 4)
+    assert finetuning_of({"training": {"steps": 3}}).mixed_precision is None
+    with pytest.raises(DataError, match="`mixed_precision` must be no or bf16, got 'fp32'"):
+        Sources(mixed_precision="fp32")
+    given = {"model": None, "mixed_precision": None}
+    for name, own in (("with", settings), ("without", {"model": str(llama_folder)}), ("simulated", {})):
+        write_cell(tmp_path / name, Cell("a", own), {}, 1.0)
+    assert sources_of(tmp_path / "with", given).mixed_precision == "bf16"
+    with pytest.raises(OutputError, match="were run with `mixed_precision` bf16, got no"):
+        sources_of(tmp_path / "with", given | {"mixed_precision": "no"})
+    with pytest.raises(OutputError, match="were run without `mixed_precision`; leave it out, or name a new folder"):
+        sources_of(tmp_path / "without", given | {"mixed_precision": "no"})
+    assert sources_of(tmp_path / "simulated", given | {"mixed_precision": "no"}).mixed_precision == "no"
 
 
 def test_what_a_figure_needs_and_was_not_given_is_named() -> None:

@@ -105,6 +105,8 @@ GRID = "methods: {b: {" + ", ".join(f"{name}: [{NUMBERS}]" for name in GRIDS) + 
         (W + "methods: {" + "m" * 101 + ": {}}", "becomes a folder's name; .* at most 100 bytes"),
         ("worlds: {'..': {facts: synthetic}}\n" + M, "becomes a folder's name"),
         ("worlds: {1: {facts: synthetic}}\n" + M, "must be a valid string, got 1"),
+        (W + "methods: {a: {mixed_precision: no}}", "got False \\(in YAML, no, off, yes and on are booleans: write"),
+        (W + "methods: {a: {mixed_precision: ['no', fp16]}}", "must be no or bf16, got 'fp16'"),
         ("worlds: {a: 3}\n" + M, "world a must be a mapping of settings, got 3"),
         ("worlds: {a: {facts: f.jsonl, relations: 3}}\n" + M, "relations must be a valid list, got 3"),
         ("worlds: {a: {facts: f.jsonl, limit: 1.5}}\n" + M, "limit must be a valid integer, got 1.5"),

@@ -25,7 +25,8 @@ def read_rows(path: str | Path) -> list[Record]:
     """All rows of a table as dictionaries; text files are UTF-8, and the cells of CSV and TSV are strings.
 
     Raises `DataError`, naming the line if possible, for a file that is missing, unreadable, empty or of an unknown
-    kind, for a column or key that occurs twice, and for a line or row of more than `LONGEST` characters.
+    kind, for a column or key that occurs twice, a header that does (`cat a.csv b.csv`), and a line or row of more than
+    `LONGEST` characters.
     """
     path = Path(path)
     reader = READERS.get(path.suffix.lower())
@@ -137,7 +138,7 @@ def _delimited(delimiter: str) -> Callable[[Path], Iterator[Record]]:
                         f"{path}, line {reader.line_num}: expected {len(reader.fieldnames or ())} columns, "
                         "as in the header"
                     )
-                if all(name == cell for name, cell in row.items()):
+                if len(row) > 1 and all(name == cell.strip("\ufeff ") for name, cell in row.items()):
                     raise DataError(f"{path}, line {reader.line_num}: the header once more; remove this line")
                 yield dict(row)
         except csv.Error as error:

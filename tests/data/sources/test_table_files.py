@@ -43,6 +43,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         ("a.json", b'[{"x": "' + b"a" * 1_000_000 + b'"}]', "row 1: a row may have 1,000,000 characters"),
         ("a.csv", b"x,y\n1,2\n1\n", r"a.csv, line 3: expected 2 columns"),
         ("a.csv", b"x,y\n1,2\nx,y\n3,4\n", r"a.csv, line 3: the header once more; remove this line"),
+        ("a.tsv", b"x\ty\n1\t2\n\xef\xbb\xbfx\ty \n", r"a.tsv, line 3: the header once more"),
         ("a.csv", b"x,y\n1,2,3\n", r"line 2: expected 2 columns"),
         ("a.tsv", b"x\ty\n", "holds no rows"),
         ("a.jsonl", b"", "holds no rows"),

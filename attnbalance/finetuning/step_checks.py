@@ -1,0 +1,33 @@
+"""Checks of a training step: the loss is the objective's, and it is finite."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer
+
+from attnbalance.errors import DivergenceError, ModelError
+from attnbalance.finetuning.example_sets import first_text
+from attnbalance.finetuning.objectives.objective import Objective
+
+
+def check_step(trainer: Trainer, objective: Objective, loss: Tensor, inputs: Mapping[str, Any], computed: bool) -> None:
+    """Raise `ModelError` for a loss that the objective has no part in, `DivergenceError` for one that is not finite.
+
+    `computed`: whether the objective was computed in this step. A `compute_loss` of the user's own, before
+    `ObjectiveMixin` or put on the trainer itself, may leave it out.
+    """
+    if not computed and not objective.plain:
+        raise ModelError(
+            f"{type(trainer).__name__}.compute_loss leaves out the objective {objective.text!r}: let it call "
+            "super().compute_loss, or train on the objective 'ce'"
+        )
+    if not bool(torch.isfinite(loss).all()):
+        text, step = first_text(inputs, trainer.processing_class), trainer.state.global_step + 1
+        raise DivergenceError(
+            f"the training loss is {float(loss)} at step {step}, in the batch that begins with {text!r}; lower the "
+            "learning rate, or load the model in float32"
+        )
