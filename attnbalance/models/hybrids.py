@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 from attnbalance.errors import ModelError
 from attnbalance.models.bridge import BridgedModel, bridge_of
 from attnbalance.models.build_bridge import build_bridge, refusing
+from attnbalance.models.copies import copy_model
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.merge_adapters import merged_base
@@ -145,7 +145,7 @@ def _part_labels(model: HookedModel, masks: Masks) -> list[Tensor]:
                 number = torch.tensor(i, dtype=torch.float32)
                 index = number if bool(mask.all()) else torch.where(mask, number, index)
         memo[id(parameter)] = Parameter(index.expand(parameter.shape), requires_grad=False)
-    twin: PreTrainedModel = copy.deepcopy(plain, memo)
+    twin: PreTrainedModel = copy_model(plain, memo)
     with refusing(model):
         bridge = build_bridge(model, twin)
     labels = [p.detach().round().to(torch.int8) for p in _parameters(bridge)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch.nn import Module
 from transformers import PreTrainedModel
 
 from attnbalance.errors import ModelError
+from attnbalance.models.copies import copy_model
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
 
@@ -23,7 +23,7 @@ def merged(model: HookedModel) -> Module:
     """
     _check_tied(model)
     with model.evaluating():
-        twin: Any = copy.deepcopy(model.model)
+        twin: Any = copy_model(model.model)
     try:
         if not hasattr(twin, "merge_and_unload"):
             return _without_own_adapters(twin)

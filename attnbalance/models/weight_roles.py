@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -18,6 +17,7 @@ from transformers.initialization import no_init_weights
 
 from attnbalance.errors import ModelError
 from attnbalance.models.build_bridge import build_bridge, refusing
+from attnbalance.models.copies import copy_model
 from attnbalance.models.hooked import HookedModel
 
 ROLES = ("q", "k", "v", "o", "row", "gate", "mlp", "rest")
@@ -145,7 +145,7 @@ def _numbered(model: PreTrainedModel) -> PreTrainedModel:
         if id(parameter) not in memo:
             zero = torch.zeros((), dtype=torch.bfloat16).expand(parameter.shape)
             memo[id(parameter)] = Parameter(zero, requires_grad=False)
-    return copy.deepcopy(model, memo)
+    return copy_model(model, memo)
 
 
 def _labels(attention: Module, kind: _Kind, where: str) -> _Labels:
