@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from types import MethodType
 
 import pytest
 import torch
 from datasets import Dataset
-from tiny import FACTS, GROUPED, tiny_model, tiny_tokenizer
+from tiny import FACTS, tiny_model, tiny_tokenizer
 
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import ModelError
@@ -46,7 +47,8 @@ def test_a_model_that_trls_trainer_had_is_transplanted_into_and_taken_apart_as_o
         moved = [read_answer_probability(transplant_weights(into, handles[2], parts), prompts) for into in handles[:2]]
         torch.testing.assert_close(*moved, rtol=0, atol=1e-6)
         assert float((moved[0] - own).abs().max()) > 1e-3
-    tokens = make_answer_tokens(make_prompts(GROUPED, "qa"), tiny_tokenizer("bos"))
+    together = [replace(fact, relation="answer") for fact in FACTS]  # each answer has rivals
+    tokens = make_answer_tokens(make_prompts(together, "qa"), tiny_tokenizer("bos"))
     changes = [read_change(handles[2], after, tokens) for after in handles[:2]]
     torch.testing.assert_close(changes[0].after, changes[1].after, rtol=0, atol=1e-5)
 
