@@ -212,17 +212,17 @@ def study_table(folder: str, world: str, split: str, names: Mapping[str, str]) -
 
 
 def rates_table(names: Mapping[str, str]) -> str:
-    """FT-Top against FT-Bottom in the popularity study, by learning rate."""
+    """FT-Top, FT-Whole and FT-Bottom in the popularity study, by learning rate."""
     saved = json.loads((RESULTS / "popularity" / "study.json").read_text())
     fifths = {(row["method"], row["split"]): row["quintiles"][0]["mean"] for row in saved["rows"]}
     differences = {row["method"]: row for row in saved["top_minus_bottom"]}
-    head = ["learning rate", "most popular fifth: FT-Top, FT-Bottom", "difference, points"]
-    rows = [[*head, "all questions, difference", "subject attention, difference"]]
+    head = ["learning rate", "most popular fifth: FT-Top, FT-Whole, FT-Bottom", "FT-Top minus FT-Bottom, points"]
+    rows = [[*head, "on all questions", "in subject attention"]]
     for method, name in names.items():
-        row, (top, bottom) = differences[method], (100 * fifths[method, split] for split in ("top", "bottom"))
+        row, shares = differences[method], (100 * fifths[method, split] for split in ("top", "whole", "bottom"))
         mean, low, high = (row["attention"][end] for end in ("mean", "low", "high"))
         points = [study_cell("gain", interval) for interval in (row["quintiles"][0], row["accuracy"])]
-        rows.append([name, f"{top:.1f}%, {bottom:.1f}%", *points, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"])
+        rows.append([name, ", ".join(f"{share:.1f}%" for share in shares), *points, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"])
     return markdown(rows)
 
 
