@@ -222,7 +222,9 @@ def rates_table(names: Mapping[str, str]) -> str:
         row, shares = differences[method], (100 * fifths[method, split] for split in ("top", "whole", "bottom"))
         mean, low, high = (row["attention"][end] for end in ("mean", "low", "high"))
         points = [study_cell("gain", interval) for interval in (row["quintiles"][0], row["accuracy"])]
-        rows.append([name, ", ".join(f"{share:.1f}%" for share in shares), *points, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"])
+        rows.append(
+            [name, ", ".join(f"{share:.1f}%" for share in shares), *points, f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"]
+        )
     return markdown(rows)
 
 
