@@ -23,11 +23,11 @@ from attnbalance.readings.change import read_change
 IDS = torch.tensor([[5, 6, 7, 8]])
 
 
-def as_sft_trainer_leaves_it(folder, model, **options):
+def as_sft_trainer_leaves_it(folder, model):
     trl = pytest.importorskip("trl")
     rows = [{"prompt": str(fact.question), "completion": f" {fact.answer}"} for fact in FACTS if fact.question]
     args = trl.SFTConfig(str(folder), max_steps=1, learning_rate=0.05, report_to=[], save_strategy="no", use_cpu=True,
-                         bf16=False, **options)  # fmt: skip
+                         bf16=False)  # fmt: skip
     tokenizer = tiny_tokenizer("bos")
     trl.SFTTrainer(model=model, args=args, processing_class=tokenizer, train_dataset=Dataset.from_list(rows)).train()
     assert "forward" in vars(model)
