@@ -1,4 +1,4 @@
-"""Callbacks of training: frozen weights, complete checkpoints, early stopping, the base's numbers, the progress bar."""
+"""Callbacks of training: frozen weights, checkpoints, early stopping, the base's numbers, the progress bar."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import ExportableState, ProgressCallback
 
-from attnbalance.errors import DivergenceError, ModelError
+from attnbalance.errors import DataError, DivergenceError, ModelError
 from attnbalance.finetuning.checkpoints import mark_complete
 from attnbalance.finetuning.parameters import FrozenWeights
 from attnbalance.finetuning.training_log import (
@@ -93,6 +93,26 @@ class MarkComplete(TrainerCallback):
             torch.distributed.barrier()
         if state.is_world_process_zero:
             mark_complete(Path(args.output_dir or "."), state.global_step)
+
+
+class RecordPrecision(TrainerCallback, ExportableState):
+    """Records in each checkpoint the mixed precision of training, which may be the machine's choice."""
+
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+
+    def state(self) -> dict[str, dict[str, str]]:
+        """What a checkpoint records."""
+        return {"args": {"precision": self.precision}, "attributes": {}}
+
+    def check(self, state: TrainerState, checkpoint: Path) -> None:
+        """Raise `DataError` for a checkpoint that was trained in another precision; some record none."""
+        recorded: Any = (state.stateful_callbacks or {}).get(type(self).__name__)
+        if recorded not in (None, self.state()):
+            raise DataError(
+                f"{checkpoint} was trained in mixed precision {recorded['args']['precision']!r}, and training would go "
+                f"on in {self.precision!r} here; go on where it was begun, or remove {checkpoint.parent} to begin anew"
+            )
 
 
 class StopEarly(TrainerCallback):

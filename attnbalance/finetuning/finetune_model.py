@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from attnbalance.data.facts import FactSet
 from attnbalance.data.prompts import as_template
+from attnbalance.errors import DataError
 from attnbalance.files.outputs import MARKER, provenance, write_json, write_json_lines, write_saved, write_text
 from attnbalance.files.processes import on_main_process_first
 from attnbalance.files.seals import CHECKPOINT, hash_files
@@ -194,6 +195,10 @@ def _trainable(base: str, settings: FinetuneSettings, examples: Sequence[Example
     check_vocabulary(model, torch.tensor([max(example.ids) for example in examples]), base)
     base_fingerprint = fingerprint(model)
     _keep_token_ids_only(model)
+    if settings.mixed_precision == "bf16" and model.dtype == torch.float64:
+        raise DataError(
+            f"`mixed_precision` bf16 needs weights of 32 or 16 bits, those of {base} are float64; give `dtype`"
+        )
     set_seed(settings.seed)
     chosen = select_weights(model, settings.train)
     if not settings.has_adapters:

@@ -22,7 +22,7 @@ from attnbalance.errors import AttnBalanceError, DataError, DivergenceError, Mod
 from attnbalance.files.outputs import writing
 from attnbalance.files.processes import held_together
 from attnbalance.files.work import work_of, working
-from attnbalance.finetuning.callbacks import LogBaseObjective, MarkComplete, ProgressBar, StopEarly
+from attnbalance.finetuning.callbacks import LogBaseObjective, MarkComplete, ProgressBar, RecordPrecision, StopEarly
 from attnbalance.finetuning.checkpoints import checkpoints, drop_incomplete, set_damaged_aside
 from attnbalance.finetuning.completion import describe
 from attnbalance.finetuning.objectives.base_model import without_adapters
@@ -60,7 +60,8 @@ def train(
     """Train from the newest complete checkpoint in `work`, or from the beginning; return the log, by step.
 
     Killed and called again, training ends with the same weights, bit for bit on a CPU. The result is in the checkpoints
-    of `work`. Raises `DivergenceError` for a non-finite loss, gradient or weight.
+    of `work`. Raises `DivergenceError` for a non-finite loss, gradient or weight, and `DataError` for a checkpoint that
+    was trained in another mixed precision.
 
     Args:
         model: The model, whose parameters say which of them are trained.
@@ -74,8 +75,10 @@ def train(
     """
     done = checkpoints(work)
     last = done[max(done)] if done else None
+    precision = RecordPrecision(precision_of(schedule))
     if last is not None:
         state = TrainerState.load_from_json(str(last / "trainer_state.json"))
+        precision.check(state, last)
         if state.global_step >= schedule.steps or stops(validation_losses(state.log_history), schedule.patience):
             return state.log_history
     trainer = _Trainer(
@@ -85,7 +88,7 @@ def train(
         eval_dataset=data.validation,
         data_collator=data.collate,
         processing_class=tokenizer,
-        callbacks=[MarkComplete(), StopEarly(schedule.patience)],
+        callbacks=[MarkComplete(), precision, StopEarly(schedule.patience)],
         objective=objective,
         frozen=frozen,
         gradient_rank=schedule.gradient_rank,

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnbalance.data.instructions import Instruction, InstructionSet
+from attnbalance.data.sources.own_facts import MISSING
 from attnbalance.data.sources.table_files import read_rows
 from attnbalance.errors import DataError
 
 COLUMNS = ("instruction", "output", "input")
+
+CHAT_COLUMNS = ("system", "system_prompt", "history")
+"""What some collections with Alpaca's columns put before the instruction."""
+
+NO_INPUT = re.compile(r"\W*no\W*input\W*", re.IGNORECASE)
+"""How some rows of Alpaca say that they have no input, e.g. "<noinput>"."""
 
 
 def load_instructions(path: str | Path) -> InstructionSet:
     """Instructions from a .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns of Alpaca.
 
     These are `instruction`, `output` and, optionally, `input` (Taori et al. 2023); other columns are not read. White
-    space around the texts is cut off. Rows without an output are dropped and counted. Raises `DataError` for a file
-    that cannot be read, for rows that lack a column or whose instruction is empty, and if no row is left.
+    space around the texts is cut off. Rows without an output are dropped and counted. Warns of texts that stand for a
+    missing value, such as an input "<noinput>". Raises `DataError` for a file that cannot be read, for rows that lack a
+    column, whose instruction is empty or that have one of `CHAT_COLUMNS`, and if no row is left.
     """
     dropped, instructions = Counter[str](), []
     for number, row in enumerate(read_rows(path), 1):
         where = f"{path}, row {number}"
         if missing := [column for column in COLUMNS[:2] if column not in row]:
             raise DataError(f"{where}: no column {missing[0]!r}; a file of instructions needs {', '.join(COLUMNS[:2])}")
+        if chat := [column for column in CHAT_COLUMNS if row.get(column)]:
+            raise DataError(
+                f"{where}: {chat[0]!r} cannot be trained on; put its text into 'instruction', or remove the column"
+            )
         texts = {column: "" if row.get(column) is None else row[column] for column in COLUMNS}
         if wrong := [column for column, text in texts.items() if not isinstance(text, str)]:
             raise DataError(f"{where}: {wrong[0]!r} must be text, got {texts[wrong[0]]!r:.80}")
@@ -37,7 +52,21 @@ def load_instructions(path: str | Path) -> InstructionSet:
             raise DataError(f"{where}: {error}") from error
     if not instructions:
         raise DataError(f"{path} holds no instruction with an output")
+    _warn_of_missing(path, instructions)
     return InstructionSet(tuple(instructions), str(path), dict(dropped))
+
+
+def _warn_of_missing(path: str | Path, instructions: Sequence[Instruction]) -> None:
+    """Warn of texts that stand for a missing value: they are trained on as they are."""
+    for column in COLUMNS:
+        texts = [getattr(row, column) for row in instructions]
+        missing = [text for text in texts if text.lower() in MISSING or NO_INPUT.fullmatch(text)]
+        if missing:
+            warnings.warn(
+                f"{path}: {len(missing)} of {len(texts)} rows have an {column} that stands for a missing value (first: "
+                f"{missing[0]!r}); leave these cells empty, or ignore this",
+                stacklevel=3,
+            )
 
 
 def load_names(path: str | Path) -> list[str]:

@@ -40,6 +40,8 @@ def test_a_file_is_read_row_by_row_and_empty_outputs_are_counted(tmp_path: Path,
         ({"instruction": " ", "output": "b"}, "row 1: instruction must not be empty"),
         ({"instruction": "a", "output": 3}, "row 1: 'output' must be text, got 3"),
         ({"instruction": "a", "output": "\ud800"}, "row 1: .*half a character"),
+        ({"instruction": "a", "output": "b", "system": "c"}, "row 1: 'system' cannot be trained on; put its text into"),
+        ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "row 1: 'history' cannot be trained on"),
         ({"instruction": "a", "output": ""}, "holds no instruction with an output"),
     ],
 )
@@ -48,3 +50,26 @@ def test_rows_that_cannot_be_taught_are_named(tmp_path: Path, row: dict, message
     path.write_text(json.dumps([row]))
     with pytest.raises(DataError, match=message):
         load_instructions(path)
+
+
+def test_texts_that_stand_for_a_missing_value_are_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        "instruction,input,output,text,system\na,<noinput>,NULL,c,\nb,No input.,NA,c,\nc,say no input,d,c,\n"
+    )
+    with pytest.warns(UserWarning, match="stands for a missing value") as warned:
+        read = load_instructions(path)
+    assert [str(warning.message).removeprefix(f"{path}: ") for warning in warned] == [
+        f"2 of 3 rows have an {what} that stands for a missing value (first: {first!r}); leave these cells empty, or "
+        "ignore this"
+        for what, first in (("output", "NULL"), ("input", "<noinput>"))
+    ]
+    expected = [("a", "NULL", "<noinput>"), ("b", "NA", "No input."), ("c", "d", "say no input")]
+    assert [(row.instruction, row.output, row.input) for row in read.rows] == expected
+
+
+def test_plain_texts_are_not_warned_of(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{**row, "system": "", "history": []} for row in ROWS]))
+    assert len(load_instructions(path)) == 2
+    assert not recwarn.list
