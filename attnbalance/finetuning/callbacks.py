@@ -107,7 +107,8 @@ class RecordPrecision(TrainerCallback, ExportableState):
 
     def check(self, state: TrainerState, checkpoint: Path) -> None:
         """Raise `DataError` for a checkpoint that was trained in another precision; some record none."""
-        recorded: Any = (state.stateful_callbacks or {}).get(type(self).__name__)
+        callbacks: Any = state.stateful_callbacks or {}  # as saved, a mapping
+        recorded = callbacks.get(type(self).__name__)
         if recorded not in (None, self.state()):
             raise DataError(
                 f"{checkpoint} was trained in mixed precision {recorded['args']['precision']!r}, and training would go "
