@@ -31,8 +31,13 @@ COLLECTION = re.compile(
 )
 """How Python, pandas, R and databases write several values into one cell."""
 
-CHANGED = re.compile(r"""-?[\d,]*\d\.0+|-?\d+,0+|-?\d+(\.\d+)?[eE][+-]?\d+|=".*\"""", re.ASCII)
-"""A number, or text that looks like one, as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007"."""
+CHANGED = re.compile(
+    r"""-?[\d,]*\d\.0+|-?\d+,0+|-?\d+(\.\d+)?[eE][+-]?\d+|=".*"|TRUE|FALSE"""
+    r"""|\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?Z?|-\d{9,14}|\d{12,13}""",
+    re.ASCII,
+)
+"""A number, date or text as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007", TRUE,
+1867-11-07 00:00:00, -3223584000000 (in milliseconds)."""
 
 QUOTED = re.compile(r""""[^"]*"|'[^']*'|\u201c[^\u201d]*\u201d|\u2018[^\u2019]*\u2019|\u00ab[^\u00bb]*\u00bb""")
 """A text within quotation marks, such as a JSON text."""
@@ -95,7 +100,7 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
         "an answer that stands for a missing value": [
             any(text.lower() in NO_ANSWER for text in own) for own in answers
         ],
-        """a number as a spreadsheet rewrites it (1867.0, 1E+05, ="007")""": [
+        """a number or date as a spreadsheet rewrites it (1867.0, 1E+05, ="007", 1867-11-07 00:00:00)""": [
             any(map(CHANGED.fullmatch, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
         "an answer in quotation marks, which count as a part of it": [

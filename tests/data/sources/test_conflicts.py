@@ -67,7 +67,7 @@ def test_cells_that_do_not_look_like_an_answer_are_warned_of(tmp_path: Path) -> 
     assert "2 of 7 facts have a '|' or ';' in one answer" in separated
     assert "(first: 's3': 'Lyon', 'Paris|Rome')" in separated
     assert "2 of 7 facts have an answer that stands for a missing value" in missing
-    assert "1 of 7 facts have a number as a spreadsheet rewrites it" in number
+    assert "1 of 7 facts have a number or date as a spreadsheet rewrites it" in number
     assert "1 of 7 facts have an answer in quotation marks" in quoted
 
 

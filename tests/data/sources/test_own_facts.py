@@ -96,7 +96,7 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
         facts = load_own(path)
     missing, numbers, quoted = (str(each.message) for each in caught)
     assert "2 of 8 facts have an answer that stands for a missing value (first: 'A': 'NA'); fix these rows" in missing
-    assert "2 of 8 facts have a number as a spreadsheet rewrites it (1867.0," in numbers
+    assert "2 of 8 facts have a number or date as a spreadsheet rewrites it (1867.0," in numbers
     assert "(first: 'D': '1867.0')" in numbers
     assert (
         """1 of 8 facts have an answer in quotation marks, which count as a part of it (first: 'F': '"Paris"')"""
@@ -131,8 +131,11 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
             )
         ),
         *(
-            (("A", cell), "a number as a spreadsheet rewrites it")
-            for cell in ("1E+05", "2.5E-3", "1.867e+03", "1867.00", "1867,0", "1867,00", "1,867.0", '="007"', "-7.0")
+            (("A", cell), "a number or date as a spreadsheet rewrites it")
+            for cell in (
+                *("1E+05", "2.5E-3", "1.867e+03", "1867.00", "1867,0", "1867,00", "1,867.0", '="007"', "-7.0", "TRUE"),
+                *("1867-11-07 00:00:00", "1867-11-07T00:00:00.000Z", "-3223584000000"),
+            )
         ),
         *(
             (("A", cell), "an answer in quotation marks")
@@ -142,7 +145,20 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
         *(((cell, "x"), "") for cell in ("?", "Unknown", "'39")),
         *(
             (("A", cell), "")
-            for cell in ("Nano", "E5", "1e", "'t Hooft", "rock 'n' roll", "3.05", "N", "A-1", "O'Neill's")
+            for cell in (
+                "Nano",
+                "E5",
+                "1e",
+                "'t Hooft",
+                "rock 'n' roll",
+                "3.05",
+                "N",
+                "A-1",
+                "O'Neill's",
+                "True",
+                "1867-11-07",
+                "186711",
+            )
         ),
     ],
 )
