@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from types import MethodType
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -78,6 +78,24 @@ def test_a_forward_pass_that_would_run_the_original_is_refused_by_name():
     layer.forward = functools.partial(lambda own, x: own(x) * layer.down_proj.weight.sum(), layer.forward)
     with pytest.raises(ModelError, match="LlamaMLP.forward was replaced on the object"):
         copy_model(inner)
+
+
+KEPT = SimpleNamespace()
+"""Stands for the globals of a notebook."""
+
+
+@pytest.mark.parametrize("kind", ["global", "default", "keyword", "list", "partial", "object"])
+def test_a_forward_pass_that_holds_the_original_elsewhere_than_in_a_closure_is_refused(kind):
+    model = tiny_model("llama")
+    KEPT.own = own = model.forward
+    held = {"list": [own], "partial": functools.partial(own), "object": SimpleNamespace(inner={"own": own})}.get(kind)
+    model.forward = {
+        "global": lambda *args, **kwargs: next(KEPT.own(*args, **kwargs) for _ in range(1)),
+        "default": lambda *args, _own=own, **kwargs: _own(*args, **kwargs),
+        "keyword": functools.partial(lambda self, *args, _own=own, **kwargs: _own(*args, **kwargs), model),
+    }.get(kind, lambda *args, **kwargs: held and own)
+    with pytest.raises(ModelError, match="LlamaForCausalLM.forward was replaced on the object, and a copy would"):
+        copy_model(model)
 
 
 def test_a_forward_pass_that_copying_follows_is_kept():
