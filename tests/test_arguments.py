@@ -114,6 +114,7 @@ functions = [
     ab.read_relevance, ab.read_readout_ranks, ab.read_value_salience, ab.top_neurons, ab.bridge_of, ab.patch_rows,
     ab.transplant_weights, ab.recall, ab.steer_attention, ab.rescue, ab.difference, ab.layer_curve, ab.head_map,
     ab.select_weights, ab.train_only, ab.add_lora, ab.split_facts, show_rows,
+    ab.compare_accuracy, ab.draw_curves,
 ]
 for function in functions:
     needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
@@ -135,8 +136,9 @@ for function in (ab.make_answer_tokens, ab.make_examples):
 for function, values in {
     ab.load_model: (None, [], math.nan, object()),
     ab.load_facts: (None, [], math.nan, object()),
+    **dict.fromkeys((ab.load_instructions, ab.load_choices, ab.load_run), (None, [], math.nan, object())),
     ab.parse_objective: (None, [], math.nan, object()),
-    ab.make_prompts: (None, "text", math.nan, [1]),
+    **dict.fromkeys((ab.make_prompts, ab.statement_prompts), (None, "text", math.nan, [1])),
     ab.boost_attention: (None, "text", []),
 }.items():
     for value in values:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from attnbalance.arguments import expects
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
 from attnbalance.errors import DataError
@@ -124,6 +125,7 @@ def statement(fact: Fact) -> str:
     return _state(fact, statement_forms(fact)[0], "")
 
 
+@expects(facts=[Fact])
 def statement_prompts(facts: Iterable[Fact]) -> tuple[Prompt, ...]:
     """For each fact, its own statement, or its relation's first form up to the answer: "The capital of France is".
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from attnbalance.arguments import Kind, fits
+from attnbalance.arguments import Kind, expects, fits
 from attnbalance.data.facts import FactSet
 from attnbalance.data.sources.written import load_written
 from attnbalance.errors import ModelError, OutputError
@@ -123,6 +123,7 @@ class Run:
         return NONE if recorded == NONE.sha256 else load_written(self.path / FACTS[part])
 
 
+@expects(path=(str, Path))
 def load_run(path: str | Path) -> Run:
     """The finished run in a folder; raises `ModelError` if there is none, `OutputError` for a changed record of it."""
     path = Path(path)

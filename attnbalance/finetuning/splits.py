@@ -47,7 +47,14 @@ class Split:
         return parts | ({"replay": self.replay} if len(self.replay) else {})
 
 
-@expects(facts=FactSet, name=str, train_relations=([str], NoneType))
+@expects(
+    facts=FactSet,
+    name=str,
+    heldout=(int, float),
+    validation=(int, float),
+    share=(int, float),
+    train_relations=([str], NoneType),
+)
 def split_facts(
     facts: FactSet,
     name: str,

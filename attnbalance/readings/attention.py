@@ -53,6 +53,7 @@ class AttentionRows:
     prompts: tuple[Prompt, ...]
     weighted: bool = False
 
+    @expects(role=str)
     def to(self, role: str, reduce: str = "max") -> Reading:
         """The rows reduced over the tokens of one role.
 

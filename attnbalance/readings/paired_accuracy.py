@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from attnbalance.arguments import expects
 from attnbalance.errors import DataError
 from attnbalance.readings.recall import Recall
 from attnbalance.statistics.intervals import Interval
@@ -39,6 +40,7 @@ class PairedAccuracy:
         return self.interval.excludes_zero and self.p_value < 0.05
 
 
+@expects(a=Recall, b=Recall)
 def compare_accuracy(a: Recall, b: Recall) -> PairedAccuracy:
     """Compare two models' accuracy on the same prompts; raises `DataError` for different prompts, or scorings.
 

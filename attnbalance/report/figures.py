@@ -5,11 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
 
+from attnbalance.arguments import expects
 from attnbalance.errors import DataError
 from attnbalance.readings.curves import Curve, head_map
 from attnbalance.readings.reading import Reading, difference
@@ -149,6 +151,7 @@ def save(figure: Figure, target: Any, **options: Any) -> None:
         figure.savefig(target, **options)
 
 
+@expects(curves={str: (Curve, [Curve])})
 def draw_curves(curves: Mapping[str, Curve | Sequence[Curve]]) -> Figure:
     """Curves by layer, for each label a line with its 95% band (Ghosal et al. 2024, Figure 3a).
 
@@ -191,6 +194,7 @@ def _show_zero(ax: Axes, curves: Sequence[Curve]) -> None:
         ax.axhline(0, color="#555555", linewidth=0.8)
 
 
+@expects(a=Reading, b=(Reading, NoneType))
 def draw_head_map(a: Reading, b: Reading | None = None, *, title: str) -> Figure:
     """The mean of a reading over prompts in each layer and head; with `b`, that of a - b.
 

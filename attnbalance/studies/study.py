@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from attnbalance.arguments import expects
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
@@ -27,6 +28,7 @@ from attnbalance.studies.summary import FIELDS
 KIND = "study"
 
 
+@expects(path=(str, Path), out=(str, Path))
 def study(path: str | Path, out: str | Path, *, worker: str | None = None, progress: bool = False) -> str:
     """Run a study, or one worker's part "I/N" of it, into the folder `out`; returns the table, or what is left to do.
 

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from attnbalance.arguments import expects
 from attnbalance.data.choices import LETTERS, Choice
 from attnbalance.data.instructions import InstructionSet
 from attnbalance.data.sources.table_files import read_cells
@@ -37,6 +38,7 @@ def _csv_files(folder: Path, seen: set[Path]) -> Iterator[Path]:
             yield path
 
 
+@expects(path=(str, Path))
 def load_choices(path: str | Path) -> InstructionSet:
     """The questions of .csv files as MMLU has them: without a header, each row a question, its choices and a letter.
 

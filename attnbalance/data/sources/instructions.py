@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnbalance.arguments import expects
 from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.data.sources.own_facts import MISSING
 from attnbalance.data.sources.table_files import read_rows
@@ -22,6 +23,7 @@ NO_INPUT = re.compile(r"\W*no\W*input\W*", re.IGNORECASE)
 """How some rows of Alpaca say that they have no input, e.g. "<noinput>"."""
 
 
+@expects(path=(str, Path))
 def load_instructions(path: str | Path) -> InstructionSet:
     """Instructions from a .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns of Alpaca.
 

@@ -39,7 +39,7 @@ def source_names() -> str:
     return f"popqa (from the Hub), {SWAPPED}:SOURCE, {named}, or PATH of a {', '.join(suffixes)} or {last} file"
 
 
-@expects(source=(str, Path), relations=([str], NoneType), popularity=(str, Path, NoneType))
+@expects(source=(str, Path), relations=([str], NoneType), popularity=(str, Path, NoneType), limit=(int, NoneType))
 def load_facts(
     source: str | Path,
     relations: Collection[str] | None = None,
