@@ -95,6 +95,12 @@ def mmlu() -> Path:
 
 
 @pytest.fixture(scope="session")
+def squad() -> Path:
+    """SQuAD's published development questions; skips where they are absent."""
+    return _shared("data/squad/dev-v1.1.rebuilt.json")
+
+
+@pytest.fixture(scope="session")
 def entity_questions() -> Path:
     """EntityQuestions' folder; skips where it is absent."""
     return _shared("data/entityquestions")

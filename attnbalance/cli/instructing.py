@@ -39,7 +39,7 @@ Data = Annotated[
     typer.Option(
         metavar="FILE",
         help="A .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns instruction, output and, "
-        "optionally, input (Alpaca's).",
+        "optionally, input (Alpaca's); or SQuAD's questions.",
     ),
 ]
 

@@ -91,6 +91,12 @@ def reproduce(
         str | None,
         typer.Option(metavar="FILE", help="Instructions with Alpaca's columns, for the figures that need them."),
     ] = None,
+    squad: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="SQuAD's questions, such as train-v1.1.json, for the figure that needs them."
+        ),
+    ] = None,
     conflicts: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Knowledge conflicts (see `context`), for the figures that need them."),
@@ -126,7 +132,7 @@ def reproduce(
 
     options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "model": model}
     options |= {"instructions": instructions, "conflicts": conflicts, "choices": choices}
-    options |= {"mixed_precision": mixed_precision}
+    options |= {"squad": squad, "mixed_precision": mixed_precision}
     if dry_run:
         forecasts = forecast(names, out, **options)
         ctx.meta[NUMBERS] = {"forecast": [asdict(each) for each in forecasts]}

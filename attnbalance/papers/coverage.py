@@ -62,7 +62,7 @@ PRINTED = (
     Printed(GOYAL, "Figure 3(a)", "no overfitting", ("goyal-fig2",), "steps stand for epochs, without benchmarks"),
     Printed(GOYAL, "Figure 3(b)", "attention to the context", ("goyal-fig3",)),
     Printed(GOYAL, "Figure 4(a), (b)", "data without the tested names; context-critical data", ("goyal-fig4",)),
-    Printed(GOYAL, "Figure 4(c)", "SQuAD", instead="SQuAD is no source of instructions yet"),
+    Printed(GOYAL, "Figure 4(c)", "SQuAD", ("goyal-fig4c",)),
     Printed(
         GOYAL,
         "Figure 5(a), (b)",

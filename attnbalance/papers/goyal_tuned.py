@@ -176,6 +176,13 @@ def _claims_4(results: Sequence[CellResult]) -> list[Claim]:
     ]
 
 
+def _claims_4c(results: Sequence[CellResult]) -> list[Claim]:
+    return [
+        _inverts(results, WHOLE, "counterfactual accuracy", "Figure 4(c)", "rises, then a drop")[1],
+        _less_fall(results, CRITICAL, WHOLE, "Figure 4(c)", "no drop"),
+    ]
+
+
 def _claims_5(results: Sequence[CellResult]) -> list[Claim]:
     return [
         _higher_end(results, SWAPPED, "Figure 5(a)", "a notable improvement on data like the added"),
@@ -184,24 +191,31 @@ def _claims_5(results: Sequence[CellResult]) -> list[Claim]:
 
 
 _ABOUT = (
-    "A real language model (--model) is tuned on instructions (--instructions, with Alpaca's columns; only outputs "
-    "carry loss) and asked, before and at each checkpoint, about knowledge conflicts (--conflicts) in the same form. "
+    "A real language model (--model) is tuned on instructions ({rows}; only outputs carry loss) and asked, before and "
+    "at each checkpoint, about knowledge conflicts (--conflicts) in the same form. "
     "Counterfactual accuracy: the output contains the context's answer; parametric: it contains the remembered one "
     "(which stands in most of the authors' contexts too). 'From the context' and 'from memory' count whole words, as "
     "`attnbalance context` does. The learning rate of each arm and seed, 1e-5 or 1e-4, is that with the lowest loss on "
     "validation instructions (the paper: by benchmarks). The peak's step is chosen on the other seeds. Departures: "
     "the prompts lack Alpaca's first sentence; the paper prints no batch size; conflicts too long for the model are "
-    "left out. {} At small scale 1,500 instructions and 50 conflicts are drawn for each seed, and all weights are "
+    "left out. {about} At small scale 1,500 instructions and 50 conflicts are drawn for each seed, and all weights are "
     "trained for 40 steps of 16."
 )
 _FILTERS = (
     "Names that are left out are the tested answers and subjects. Context-critical: the three quarters of the "
     "instructions with an input whose output costs the base most without it; the others with an input stand beside."
 )
+_SQUAD = (
+    "SQuAD's questions have the form of instructions with an input: the context, which holds the answer. "
+    "Context-critical: the three quarters of them whose answer costs the base most without the context."
+)
 _MITIGATION = (
     "For each ten instructions, one question of --facts is added whose context states another fact's answer, about "
     "nothing that is tested (the paper swaps entities in passages of Natural Questions)."
 )
+
+
+_ROWS = {"instructions": "--instructions, with Alpaca's columns", "squad": "--squad"}
 
 
 def _figure(
@@ -211,17 +225,18 @@ def _figure(
     arms: Sequence[str],
     measures: Sequence[str],
     claims: Callable[[Sequence[CellResult]], list[Claim]],
+    rows: str = "instructions",
 ) -> PaperFigure:
     return PaperFigure(
         name,
         "Goyal et al. 2024",
         number,
-        " ".join(_ABOUT.format(about).split()),
-        partial(instructed_cells, arms),
+        " ".join(_ABOUT.format(about=about, rows=_ROWS[rows]).split()),
+        partial(instructed_cells, arms, rows=rows),
         run_instructed,
         partial(_panels, arms, measures),
         claims,
-        needs=("model", "instructions", "conflicts"),
+        needs=("model", rows, "conflicts"),
         workload=instructed_workload,
     )
 
@@ -232,5 +247,6 @@ FIGURES = (
     _figure("goyal-fig2", "Figure 2", "", (WHOLE,), tuple(MEASURES)[:4], _claims_2),
     _figure("goyal-fig3", "Figure 3(b)", "", (WHOLE,), ("attention to the context", "M_C"), _claims_3),
     _figure("goyal-fig4", "Figure 4(a), (b)", _FILTERS, FILTERS, ACCURACY, _claims_4),
+    _figure("goyal-fig4c", "Figure 4(c)", _SQUAD, (WHOLE, CRITICAL), ACCURACY, _claims_4c, rows="squad"),
     _figure("goyal-fig5", "Figure 5", _MITIGATION, (WHOLE, SWAPPED, QK), ACCURACY, _claims_5),
 )

@@ -72,22 +72,28 @@ VALIDATED = {"tiny": 2, "small": 50, "paper": 500}
 """Instructions that choose the learning rate."""
 
 
-def instructed_cells(arms: Sequence[str], scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
-    """For each seed, a cell of the model before training, and one for each arm and learning rate."""
+def instructed_cells(
+    arms: Sequence[str], scale: str, seeds: Sequence[int], sources: Sources, rows: str = "instructions"
+) -> list[Cell]:
+    """For each seed, a cell of the model before training, and one for each arm and learning rate.
+
+    `rows` is the source of what is trained on, "instructions" or "squad".
+    """
+    name = "instructed" if rows == "instructions" else rows
     known = {
         **sources.of_model(),
-        **sources.of_file("instructions"),
+        **sources.of_file(rows),
         **sources.of_file("conflicts"),
         "asked": ASKED[scale],
         "rows": ROWS[scale],
         "validated": VALIDATED[scale],
     }
     rates = [{"learning_rate": rate} for rate in RATES[scale]]
-    cells = grid_cells("instructed", scale, seeds, (), rates, TRAINING[scale], known)
+    cells = grid_cells(name, scale, seeds, (), rates, TRAINING[scale], known)
     for arm in arms:
         own = known | (sources.of_facts() if arm == SWAPPED else {})
         training = TRAINING[scale] | ({"train": "qk"} if arm == QK else {})
-        made = grid_cells("instructed", scale, seeds, (arm,), rates, training, own)
+        made = grid_cells(name, scale, seeds, (arm,), rates, training, own)
         cells += [cell for cell in made if cell.settings["split"] == arm]
     return cells
 

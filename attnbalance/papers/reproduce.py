@@ -61,6 +61,7 @@ def reproduce(
     instructions: str | None = None,
     conflicts: str | None = None,
     choices: str | None = None,
+    squad: str | None = None,
     mixed_precision: str | None = None,
     workers: int = 1,
     worker: str | None = None,
@@ -74,9 +75,9 @@ def reproduce(
     seeds are in the folder. `workers` processes run in parallel; a script that sets more than one must guard its own
     code with `if __name__ == "__main__":`. Several machines share the work by `worker`: "I/N" runs each N-th cell, from
     the I-th (counted from 0; by default Slurm's array index). Each writes the figures whose cells are all there.
-    `facts`, `model`, `instructions`, `conflicts`, `choices` and `mixed_precision` are by default those of the folder's
-    cells, else PopQA from the Hub and none (see `Sources`). A figure whose data cannot be loaded, or are not given, is
-    reported as not run, and raises if no figure can be run. Raises `DataError` for unknown names or scales, too few
+    The sources (`facts` to `mixed_precision`, see `Sources`) are by default those of the folder's cells, else PopQA
+    from the Hub and none. A figure whose data cannot be loaded, or are not given, is reported as not run, and raises if
+    no figure can be run. Raises `DataError` for unknown names or scales, too few
     seeds and missing data, `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be
     completed.
     """
@@ -88,7 +89,7 @@ def reproduce(
     place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
     with in_place(out, KIND, {"scale": scale}), locked(place):
         given = {"facts": facts, "model": model, "instructions": instructions, "conflicts": conflicts}
-        given |= {"choices": choices, "mixed_precision": mixed_precision}
+        given |= {"squad": squad, "choices": choices, "mixed_precision": mixed_precision}
         sources = sources_of(out, given)
         work = {
             name: figure.cells(scale, range(seeds), sources)

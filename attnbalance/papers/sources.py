@@ -20,6 +20,7 @@ from attnbalance.finetuning.settings import FinetuneSettings
 NEEDED = {
     "model": "a pretrained language model is needed (a folder, GGUF file or Hub id)",
     "instructions": "a file of instructions is needed (with Alpaca's columns)",
+    "squad": "a file of SQuAD is needed (such as train-v1.1.json)",
     "conflicts": "a file of knowledge conflicts is needed (such as the authors' world_facts.json)",
     "choices": "multiple-choice questions are needed (a .csv file of MMLU, or a folder of them)",
 }
@@ -35,6 +36,7 @@ class Sources:
     instructions: a file of instructions (see `load_instructions`).
     conflicts: a file of conflicts (see `load_conflicts`).
     choices: a file or folder of multiple-choice questions (see `load_choices`).
+    squad: a file of SQuAD's questions (see `load_instructions`).
     mixed_precision: in which precision the model is finetuned (see `FinetuneSettings`).
 
     Figures that need what is None are not run. Raises `DataError` for an unknown precision.
@@ -45,6 +47,7 @@ class Sources:
     instructions: str | None = None
     conflicts: str | None = None
     choices: str | None = None
+    squad: str | None = None
     mixed_precision: str | None = None
 
     def __post_init__(self) -> None:
@@ -57,7 +60,7 @@ class Sources:
         return ", and ".join(absent)
 
     def of_file(self, name: str) -> dict[str, Any]:
-        """The settings by which a cell loads the instructions or the conflicts, with the hash of their file."""
+        """The settings by which a cell loads instructions, SQuAD or conflicts, with the hash of their file."""
         path = Path(getattr(self, name))
         return {name: str(path)} | ({f"{name}_file": hash_file(path)} if path.is_file() else {})
 
@@ -90,8 +93,8 @@ def facts_of(settings: Mapping[str, Any], relations: Collection[str] | None = No
 
 
 def instructions_of(settings: Mapping[str, Any]) -> InstructionSet:
-    """The instructions of a cell; raises `DataError` if their file changed since the cells were listed."""
-    return load_instructions(_unchanged(settings, "instructions"))
+    """The instructions of a cell, or SQuAD; raises `DataError` if their file changed since the cells were listed."""
+    return load_instructions(_unchanged(settings, "squad" if "squad" in settings else "instructions"))
 
 
 def conflicts_of(settings: Mapping[str, Any]) -> FactSet:

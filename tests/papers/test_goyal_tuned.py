@@ -12,7 +12,7 @@ from attnbalance.papers.finetuned import BASE, LOSS
 from attnbalance.papers.goyal_tuned import FIGURES, MEASURES, along, rise_and_fall
 from attnbalance.papers.instructed import CRITICAL, QK, SWAPPED, UNNAMED, WHOLE, WITH_INPUT
 
-FIG2, FIG3, FIG4, FIG5 = FIGURES
+FIG2, FIG3, FIG4, FIG4C, FIG5 = FIGURES
 
 
 def measured(right: int, attention: float = 0.5) -> dict[str, Any]:
@@ -96,6 +96,9 @@ def test_claims_are_the_hand_worked_differences() -> None:
     assert (rise.values, fall.values) == (pytest.approx((0.3, 0.3)), pytest.approx((0.2, 0.2)))
     unnamed, with_input, critical = FIG4.claims(results())
     assert [claim.values for claim in (unnamed, with_input, critical)] == [(0.25, 0.25), (0.5, 0.5), (0.5, 0.5)]
+    whole, critical = FIG4C.claims(results())
+    assert [claim.values for claim in (whole, critical)] == [(0.5, 0.5), (0.5, 0.5)]
+    assert [claim.place for claim in (whole, critical)] == ["Figure 4(c)"] * 2
     swapped, qk = FIG5.claims(results())
     assert [claim.values for claim in (swapped, qk)] == [(0.5, 0.5), (-0.25, -0.25)]
     assert qk.verdict == "opposite"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,24 @@ def test_cells_differ_in_what_is_trained_and_are_shared_by_figures(sources: Sour
     assert {json.dumps(dict(cell.settings)) for cell in instructed_cells((WHOLE,), "small", range(3), sources)} < {
         json.dumps(dict(cell.settings)) for cell in cells
     }
+
+
+def test_squad_has_cells_of_its_own_and_is_what_they_train_on(sources: Sources, tmp_path: Path) -> None:
+    qas = [{"question": f"Which word is {i}?", "answers": [{"text": f"cat {i}"}]} for i in range(9)]
+    paragraphs = [{"context": f"Here is cat {i}.", "qas": [each]} for i, each in enumerate(qas)]
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
+    given = replace(sources, squad=str(tmp_path / "squad.json"))
+    cells = instructed_cells((WHOLE,), "tiny", [0], given, rows="squad")
+    assert not {cell.name for cell in cells} & {cell.name for cell in instructed_cells((WHOLE,), "tiny", [0], given)}
+    settings = {**cells[-1].settings, "rows": None}
+    assert "instructions" not in settings
+    rows = _rows(settings, _asked(settings)).rows
+    assert [(row.instruction, row.input, row.output) for row in rows] == [
+        (f"Which word is {i}?", f"Here is cat {i}.", f"cat {i}") for i in range(9)
+    ]
+    (tmp_path / "squad.json").write_text(json.dumps({"data": []}))
+    with pytest.raises(DataError, match=r"squad.json was changed or moved since the cells were listed"):
+        _rows(settings, _asked(settings))
 
 
 def test_conflicts_too_long_for_the_model_are_left_out(sources: Sources) -> None:

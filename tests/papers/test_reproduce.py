@@ -404,7 +404,9 @@ def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own(llama_folder: 
     for paper_figure in reproduction.figures().values():
         for scale in reproduction.SCALES:
             cells = paper_figure.cells(
-                scale, range(5), Sources("popqa", str(llama_folder), "rows.json", "conflicts.json", "questions.csv")
+                scale,
+                range(5),
+                Sources("popqa", str(llama_folder), "rows.json", "conflicts.json", "questions.csv", "squad.json"),
             )
             assert len({cell.name for cell in cells}) == len(cells)
             assert {cell.settings["seed"] for cell in cells} == set(range(5))
@@ -429,6 +431,16 @@ def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
         for i in range(100)
     ]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
+    asked = [
+        {"question": f"Which word is {i}?", "answers": [{"text": f"cat {i}", "answer_start": 12}]} for i in range(50)
+    ]
+    squad = [
+        {
+            "title": "t",
+            "paragraphs": [{"context": f"The word is {q['answers'][0]['text']}.", "qas": [q]} for q in asked],
+        }
+    ]
+    (tmp_path / "squad.json").write_text(json.dumps({"version": "1.1", "data": squad}))
     answer = reproduce(
         ["all"],
         tmp_path / "out",
@@ -439,6 +451,7 @@ def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
         instructions=str(tmp_path / "rows.json"),
         conflicts=str(world_facts),
         choices=str(mmlu / "val" / "prehistory_val.csv"),
+        squad=str(tmp_path / "squad.json"),
     )
     assert "not run" not in answer
     page = (tmp_path / "out" / "report.html").read_text()

@@ -1,17 +1,18 @@
-"""Instructions from files with Alpaca's columns."""
+"""Instructions from files with Alpaca's columns, and from SQuAD."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from attnbalance.arguments import expects
 from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.data.sources.own_facts import MISSING
-from attnbalance.data.sources.table_files import read_rows
+from attnbalance.data.sources.table_files import Record, read_rows
 from attnbalance.errors import DataError
 
 COLUMNS = ("instruction", "output", "input")
@@ -25,15 +26,17 @@ NO_INPUT = re.compile(r"\W*no\W*input\W*", re.IGNORECASE)
 
 @expects(path=(str, Path))
 def load_instructions(path: str | Path) -> InstructionSet:
-    """Instructions from a .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns of Alpaca.
+    """Instructions from a .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns of Alpaca, or SQuAD.
 
-    These are `instruction`, `output` and, optionally, `input` (Taori et al. 2023); other columns are not read. White
+    Alpaca's are `instruction`, `output` and, optionally, `input` (Taori et al. 2023); other columns are not read.
+    SQuAD (Rajpurkar et al. 2016) is its own .json file, or a table with the columns `question`, `context` and
+    `answers`: the question is the instruction, its context the input, and its first answer the output. White
     space around the texts is cut off. Rows without an output are dropped and counted. Warns of texts that stand for a
     missing value, such as an input "<noinput>". Raises `DataError` for a file that cannot be read, for rows that lack a
     column, whose instruction is empty or that have one of `CHAT_COLUMNS`, and if no row is left.
     """
     dropped, instructions = Counter[str](), []
-    for number, row in enumerate(read_rows(path), 1):
+    for number, row in enumerate(_rows(path), 1):
         where = f"{path}, row {number}"
         if missing := [column for column in COLUMNS[:2] if column not in row]:
             raise DataError(f"{where}: no column {missing[0]!r}; a file of instructions needs {', '.join(COLUMNS[:2])}")
@@ -56,6 +59,37 @@ def load_instructions(path: str | Path) -> InstructionSet:
         raise DataError(f"{path} holds no instruction with an output")
     _warn_of_missing(path, instructions)
     return InstructionSet(tuple(instructions), str(path), dict(dropped))
+
+
+def _rows(path: str | Path) -> Iterator[Record]:
+    """The rows of a file; a question of SQuAD is a row with Alpaca's columns."""
+    for row in read_rows(path):
+        try:
+            if "paragraphs" in row:
+                yield from (
+                    _answered(question["question"], paragraph["context"], question["answers"])
+                    for paragraph in _list(row["paragraphs"])
+                    for question in _list(paragraph["qas"])
+                )
+            elif {"question", "context", "answers"} <= row.keys():
+                yield _answered(row["question"], row["context"], row["answers"])
+            else:
+                yield row
+        except (KeyError, TypeError, IndexError) as error:
+            raise DataError(f"{path} is not in SQuAD's form ({error!r}): {row!r:.80}") from error
+
+
+def _answered(question: object, context: object, answers: Any) -> Record:
+    """A question of SQuAD; its answers are a list of objects, or one object of lists (on the Hub)."""
+    texts = answers["text"] if isinstance(answers, dict) else [answer["text"] for answer in _list(answers)]
+    return {"instruction": question, "input": context, "output": texts[0] if texts else ""}
+
+
+def _list(value: Any) -> list[Any]:
+    """A value that must be a list."""
+    if not isinstance(value, list):
+        raise TypeError(f"expected a list, got {value!r:.80}")
+    return value
 
 
 def _warn_of_missing(path: str | Path, instructions: Sequence[Instruction]) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from attnbalance.data.instructions import Instruction
 from attnbalance.data.sources.instructions import load_instructions
@@ -73,3 +74,59 @@ def test_plain_texts_are_not_warned_of(tmp_path: Path, recwarn: pytest.WarningsR
     path.write_text(json.dumps([{**row, "system": "", "history": []} for row in ROWS]))
     assert len(load_instructions(path)) == 2
     assert not recwarn.list
+
+
+ANSWERED = {"question": " Who won? ", "id": "1", "answers": [{"text": "Rome", "answer_start": 0}, {"text": "it"}]}
+NOT_ANSWERED = {"question": "Who lost?", "id": "2", "answers": [], "is_impossible": True}
+
+
+@pytest.mark.parametrize("kind", ["original", "hub", "rows", "parquet"])
+def test_squads_questions_are_instructions_whose_input_is_the_context(tmp_path: Path, kind: str) -> None:
+    """Its own nested file; the Hub's columns, as JSON lines and Parquet; and rows with a list of answers."""
+    path = tmp_path / {"original": "train.json", "parquet": "train.parquet"}.get(kind, "train.jsonl")
+    context = "Rome won it."
+    if kind == "original":
+        paragraphs = [{"context": context, "qas": [ANSWERED]}, {"context": context, "qas": [NOT_ANSWERED]}]
+        path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "Rome", "paragraphs": paragraphs}]}))
+    else:
+        rows = [{"title": "Rome", "context": context, **row} for row in (ANSWERED, NOT_ANSWERED)]
+        if kind != "rows":
+            for row in rows:
+                row["answers"] = {
+                    key: [each.get(key, 9) for each in row["answers"]] for key in ("text", "answer_start")
+                }
+        if kind == "parquet":
+            Dataset.from_list(rows).to_parquet(path)
+        else:
+            path.write_text("\n".join(map(json.dumps, rows)))
+    read = load_instructions(path)
+    assert read.rows == (Instruction("Who won?", "Rome", context),)
+    assert read.dropped == {"no output": 1}
+
+
+def test_squads_published_file_is_read_whole(squad: Path) -> None:
+    """Against its numbers: 10,570 questions, and answers that stand in their contexts."""
+    read = load_instructions(squad)
+    assert (len(read), dict(read.dropped)) == (10570, {})
+    assert all(row.output in row.input for row in read.rows)
+    articles = json.loads(squad.read_text())["data"]
+    first = articles[0]["paragraphs"][0]
+    assert read.rows[0].instruction == first["qas"][0]["question"].strip()
+    assert len(read.with_input()) == 10570
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": {}}]}]}]},
+        {"data": [{"paragraphs": "abc"}]},
+        {"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": "Rome"}]}]}]},
+        {"data": [{"paragraphs": [{"context": "c"}]}]},
+        [{"question": "q", "context": "c", "answers": [{"test": "Rome"}]}],
+    ],
+)
+def test_a_file_that_is_not_quite_squads_is_refused(tmp_path: Path, rows: object) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows))
+    with pytest.raises(DataError, match="rows.json is not in SQuAD's form"):
+        load_instructions(path)
