@@ -181,7 +181,11 @@ def context(
     out: Out,
     relations: Relations = None,
     template: Annotated[
-        str, typer.Option(metavar="context|alpaca-context|quote", help="How context and question are put together.")
+        str,
+        typer.Option(
+            metavar="context|alpaca-context|alpaca-context-only|quote",
+            help="How context and question are put together.",
+        ),
     ] = "context",
     limit: Limit = None,
     skip_bad: SkipBad = False,

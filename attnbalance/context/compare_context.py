@@ -27,7 +27,12 @@ from attnbalance.report.figures import draw_curves, save
 
 KIND = "context"
 
-WITHOUT: Mapping[str, str] = {"context": "qa", "alpaca-context": "alpaca", "quote": "plain"}
+WITHOUT: Mapping[str, str] = {
+    "context": "qa",
+    "alpaca-context": "alpaca",
+    "alpaca-context-only": "alpaca",
+    "quote": "plain",
+}
 """For each template with a context, that of the same question without it."""
 
 

@@ -153,8 +153,11 @@ TEMPLATES = {
     "quote": "{context}: {question}",
     "alpaca": "### Instruction:\n{question}\n\n### Response:\n",
     "alpaca-context": "### Instruction:\n{question}\n\n### Input:\n{context}\n\n### Response:\n",
+    "alpaca-context-only": "### Instruction:\nAnswer the question based on the input context only. {question}\n\n"
+    "### Input:\n{context}\n\n### Response:\n",
 }
-"""Templates by name. Alpaca's (Taori et al. 2023) are here without their first sentence."""
+"""Templates by name. Alpaca's (Taori et al. 2023) are here without their first sentence; the last asks for the context
+as Goyal et al. (2024) do in appendix B.3."""
 
 
 @expects(name_or_text=(str, Template))

@@ -72,7 +72,12 @@ PRINTED = (
     ),
     Printed(GOYAL, "Figure 5(c)", "only queries and keys", ("goyal-fig5",), "without the benchmarks"),
     Printed(GOYAL, "Proposition 1, Theorem 1", "one layer", ("goyal-prop1", "goyal-thm1")),
-    Printed(GOYAL, "Figure 12", "prompts that ask for the context", instead="there is no such template yet"),
+    Printed(
+        GOYAL,
+        "Figure 12",
+        "prompts that ask for the context",
+        instead=f"{BY_HAND}, here with `--template alpaca-context-only`",
+    ),
     Printed(GOYAL, "Figure 13", "all weights trained", instead=f"{BY_HAND} (without `--lora-rank`)"),
     Printed(GOYAL, "Figures 14, 15", "answers of ChatGPT", instead="closed models"),
 )

@@ -15,9 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.context import compare_context as module
-from attnbalance.context.compare_context import compare_context
+from attnbalance.context.compare_context import WITHOUT, compare_context
+from attnbalance.data.conflicts import Conflict
 from attnbalance.data.facts import FactSet
-from attnbalance.data.prompts import Prompt
+from attnbalance.data.prompts import Prompt, make_prompts
 from attnbalance.errors import BadRowsError, DataError
 
 HOW = MeasureSettings(template="context", batch_size=4)
@@ -84,7 +85,10 @@ def test_training_facts_few_subjects_and_other_tokens_are_named(long_llama_folde
 
 def test_what_cannot_be_asked_is_refused_or_dropped(long_llama_folder: Path, tmp_path: Path) -> None:
     specs = [ModelSpec("a", str(long_llama_folder))]
-    with pytest.raises(DataError, match="one of the templates context, alpaca-context, quote; got 1 models and 'qa'"):
+    with pytest.raises(
+        DataError,
+        match="one of the templates context, alpaca-context, alpaca-context-only, quote; got 1 models and 'qa'",
+    ):
         compare_context(specs, FACTS, replace(HOW, template="qa"), tmp_path / "out")
     with pytest.raises(DataError, match="must hold conflicts, but the fact of 'France' has no context"):
         compare_context(specs, FactSet((CONFLICTS[0].remembered,)), HOW, tmp_path / "out")
@@ -152,3 +156,35 @@ def test_answers_to_other_prompts_are_not_taken_for_those_of_today(
     day[0] = "Tuesday"
     compare_context(specs, FACTS, HOW, tmp_path / "out")
     assert calls == ["Monday", "Monday", "Tuesday", "Tuesday"]
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "alone"),
+    [
+        (
+            "context",
+            "Context: C Q lives in Delta. Question: Where does Q live? Answer:",
+            "Question: Where does Q live? Answer:",
+        ),
+        (
+            "alpaca-context",
+            "### Instruction:\nWhere does Q live?\n\n### Input:\nC Q lives in Delta.\n\n### Response:\n",
+            "### Instruction:\nWhere does Q live?\n\n### Response:\n",
+        ),
+        (
+            "alpaca-context-only",
+            "### Instruction:\nAnswer the question based on the input context only. Where does Q live?\n\n### Input:\n"
+            "C Q lives in Delta.\n\n### Response:\n",
+            "### Instruction:\nWhere does Q live?\n\n### Response:\n",
+        ),
+        ("quote", "C Q lives in Delta.: Where does Q live?", "Where does Q live?"),
+    ],
+)
+def test_each_template_asks_with_the_context_and_without_it(template: str, asked: str, alone: str) -> None:
+    conflict = Conflict(
+        "Q", "home", ("Delta",), question="Where does Q live?", context="C Q lives in Delta.", memory_answers=("Echo",)
+    )
+    (prompt,), (bare,) = make_prompts([conflict], template), make_prompts([conflict], WITHOUT[template])
+    assert (prompt.text, bare.text) == (asked, alone)
+    assert prompt.part("context") == "C Q lives in Delta."
+    assert prompt.part("subject") == bare.part("subject") == "Q"
