@@ -98,7 +98,7 @@ def finetune(
         int,
         typer.Option(
             min=0,
-            help="Stop after this many validations without improvement; 0: never (nor in a changing curriculum).",
+            help="Stop after this many validations without improvement; 0: never. Changing curricula never stop early.",
         ),
     ] = 3,
     heldout: Annotated[float, typer.Option(help="Share of the subjects set apart for testing; may be 0.")] = 0.5,
@@ -110,8 +110,8 @@ def finetune(
         str | None,
         typer.Option(
             metavar="FACTS|generated",
-            help="More facts: those that MODEL knows are trained on too, to be kept. generated: MODEL names the "
-            "subjects itself, and its own answers are kept.",
+            help="Further facts: those that MODEL knows are trained on too, so that it keeps them. generated: MODEL "
+            "names the subjects itself and keeps its own answers.",
         ),
     ] = None,
     replay_share: Annotated[
@@ -122,7 +122,7 @@ def finetune(
         str,
         typer.Option(
             metavar="popularity|loss|slick|salience|relevance",
-            help="What top and bottom go by: the facts' popularity, or what MODEL itself shows of each fact.",
+            help="How top and bottom rank facts: by their popularity, or by what is read of each fact in MODEL.",
         ),
     ] = "popularity",
     skip_bad: SkipBad = False,

@@ -53,7 +53,7 @@ def context_critical(
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:
-    """Keep the instructions whose output a model foresees least without their input.
+    """Keep the instructions whose output a model predicts worst without their input.
 
     Writes instructions.json, for `attnbalance instruct --data`, and losses.jsonl. A killed run resumes.
     """

@@ -25,8 +25,8 @@ def facts(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A table with the columns subject and popularity, such as page views: these take the place of the "
-            "source's own, and facts of other subjects are dropped and counted.",
+            help="A table with the columns subject and popularity, such as page views. It replaces the source's "
+            "own popularity; facts about other subjects are dropped and counted.",
         ),
     ] = None,
     out: Annotated[
@@ -81,7 +81,7 @@ def families(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[MODEL_TYPE ...]", help="Such as llama; by default every family.")
     ] = None,
-    dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="Of the models' weights.")] = "float32",
+    dtype: Annotated[str, typer.Option(metavar="float32|bfloat16", help="Dtype of the models' weights.")] = "float32",
 ) -> None:
     """Check that attention of every model family of the installed transformers is read right.
 

@@ -184,7 +184,7 @@ def context(
         str,
         typer.Option(
             metavar="context|alpaca-context|alpaca-context-only|quote",
-            help="How context and question are put together.",
+            help="How context and question are combined.",
         ),
     ] = "context",
     limit: Limit = None,

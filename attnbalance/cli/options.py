@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Out = Annotated[
     str,
-    typer.Option(metavar="FOLDER", help="Folder for the results: new, empty, or one to go on with (same settings)."),
+    typer.Option(metavar="FOLDER", help="Folder for the results: new, empty, or one to continue (same settings)."),
 ]
 Models = Annotated[
     list[str],
@@ -38,7 +38,9 @@ Facts = Annotated[
         "optionally, popularity, question and statement.",
     ),
 ]
-Reduce = Annotated[str, typer.Option(metavar="max|max-of-mean|sum", help="How a subject's tokens are put together.")]
+Reduce = Annotated[
+    str, typer.Option(metavar="max|max-of-mean|sum", help="How attention to a subject's tokens is reduced.")
+]
 FurtherReadings = Annotated[
     str | None,
     typer.Option(
@@ -49,7 +51,7 @@ FurtherReadings = Annotated[
 ]
 Relations = Annotated[str | None, typer.Option(metavar="A,B", help="Only the facts of these relations.")]
 Limit = Annotated[int | None, typer.Option(metavar="N", min=1, help="At most N facts, drawn at random (seeded).")]
-Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Decides everything that is random.")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of everything that is random.")]
 Scoring = Annotated[
     str,
     typer.Option(
@@ -74,14 +76,14 @@ Chat = Annotated[bool, typer.Option("--chat", help="Ask through the tokenizer's 
 Tokenizer = Annotated[str | None, typer.Option(help="Folder or Hub id of the tokenizer, if not the model's.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default the checkpoint's.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ..., or auto to spread over all GPUs.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Prompts at once.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Prompts in a batch.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file or Hub id of a model.")]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate of AdamW, constant.")]
-StepBatch = Annotated[int, typer.Option(min=1, help="Examples a step, over all devices.")]
-Accumulate = Annotated[int, typer.Option(min=1, help="Parts in which a device takes its share of a batch.")]
+StepBatch = Annotated[int, typer.Option(min=1, help="Examples per step, over all devices.")]
+Accumulate = Annotated[int, typer.Option(min=1, help="Parts into which a device splits its share of a batch.")]
 WeightDecay = Annotated[float, typer.Option(min=0.0, help="Weight decay of AdamW.")]
 LoraRank = Annotated[int, typer.Option(min=0, help="Rank of LoRA adapters; 0 trains the weights themselves.")]
 LoraAlpha = Annotated[float | None, typer.Option(help="Scale of LoRA; by default twice the rank.")]
@@ -93,7 +95,7 @@ Train = Annotated[
     str,
     typer.Option(
         metavar="PARTS",
-        help="Which weights: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or "
+        help="Which weights to train: all, q, k, v, o, qk, ov, attention, mlp, joined by +; @ limits one to layers or "
         "heads: qk@4-7, q@3.1.",
     ),
 ]

@@ -32,11 +32,11 @@ def demo(
     limit: Limit = None,
     seed: Seed = 0,
 ) -> None:
-    """See the whole thing at work on a small model made here: about two and a half minutes on two CPU cores.
+    """Run the whole analysis on a small model made here: about two and a half minutes on two CPU cores.
 
     Pretrains a small Llama on a world of facts, finetunes it on questions about the more popular half of them
     (FT-Top), the less popular half (FT-Bottom) and all (FT-Whole), and writes a report on what that does to attention
-    and to answers about held-out subjects. Run it again to continue, or to see the answer again.
+    and to answers about held-out subjects. Run it again to continue, or to print its result again.
     """
     from attnbalance.demo import demo as run
 
@@ -60,7 +60,7 @@ def study(
     """Compare ways of finetuning: methods x splits x seeds on one or more worlds, every fit in a folder of its own.
 
     Writes fits/WORLD/seed-N/SPLIT/METHOD/result.json and, once all are there, table.md, study.json and study.png. Run
-    it again to go on, or several times at once with --worker.
+    it again to continue, or several times at once with --worker.
     """
     from attnbalance.studies.study import study as run
 
@@ -78,7 +78,9 @@ def reproduce(
             help="small: an hour for all simulations, on two CPU cores; paper: for GPUs; tiny: shows that it runs.",
         ),
     ] = "small",
-    seeds: Annotated[int, typer.Option(min=2, help="Runs of each setting, that intervals are taken over.")] = 5,
+    seeds: Annotated[
+        int, typer.Option(min=2, help="Number of runs of each setting; intervals are over these runs.")
+    ] = 5,
     facts: Annotated[
         str | None,
         typer.Option(metavar="SOURCE", help="PopQA, for figures of real facts: popqa:PATH; by default from the Hub."),
@@ -107,7 +109,7 @@ def reproduce(
     ] = None,
     mixed_precision: MixedPrecision = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default one a GPU, or one a CPU core, at most four.")
+        int | None, typer.Option(min=1, help="Processes; by default one per GPU, or one per CPU core, at most four.")
     ] = None,
     worker: Annotated[
         str | None,
@@ -122,7 +124,7 @@ def reproduce(
 
     Intervals over seeds decide. A paper is scored by its own statements, where the runs meet its setting. Writes, for
     each figure, NAME.png and NAME.json (all numbers, and the verdicts), and report.html.
-    Run it again to go on; figures share what they have in common.
+    Run it again to continue; figures share what they have in common.
     """
     from dataclasses import asdict
 

@@ -53,8 +53,8 @@ def compare(
     skip_bad: drop facts that cannot be asked, instead of raising.
     command: the command line that the report names.
     progress: show progress bars.
-    shared: share the prompts with the other processes of `accelerate launch`. All of them call this with the same
-        arguments, and wait for each other.
+    shared: share the prompts with the other processes of `accelerate launch`. All of them must call this with the same
+        arguments; they wait for each other.
     """
     out = as_folder(out)
     if not specs:

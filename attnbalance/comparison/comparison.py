@@ -66,7 +66,7 @@ class Comparison:
     pair: the two labels whose difference, the first minus the second, the report is about, if any.
     dropped: number of facts that were not used, by reason.
     seed: of the intervals.
-    caveat: what the headline adds, such as that a model was finetuned on some of what is asked.
+    caveat: a warning in the headline, such as that a model was finetuned on some of the questions.
     """
 
     measured: tuple[Measured, ...]

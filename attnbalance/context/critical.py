@@ -1,4 +1,4 @@
-"""The instructions whose output a model does not foresee without their input (Goyal et al. 2024, section 3.3)."""
+"""The instructions whose output a model cannot predict without their input (Goyal et al. 2024, section 3.3)."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def context_critical(
     """Keep the instructions whose output has the highest perplexity without the input; returns what was found.
 
     Goyal et al. (2024, section 3.4) drop a quarter of the rows in this way: those whose input the model hardly needs.
-    Writes the folder `out`: instructions.json, the rows that are kept, in their order, with Alpaca's columns (for
-    `instruct`); and losses.jsonl, for every row its loss with and without its input, in nats a token, and whether it is
-    kept. Rows without an input are left out, and so are those that the model cannot read. A killed run resumes. A
-    folder that is finished with the same rows, settings and weights is left as it is. Raises `DataError` for a share
-    outside (0, 1) and if no row is left, and `AttnBalanceError` for models and folders that cannot be used.
+    Writes two files to the folder `out`. instructions.json holds the rows that are kept, in their order, with Alpaca's
+    columns (for `instruct`). losses.jsonl holds, for every row, its loss with and without its input, in nats a token,
+    and whether it is kept. Rows without an input are left out, and so are those that the model cannot read. A killed
+    run resumes. A folder that is finished with the same rows, settings and weights is left as it is. Raises `DataError`
+    for a share outside (0, 1) and if no row is left, and `AttnBalanceError` for models and folders that cannot be used.
 
     Args:
         model: A local model folder, GGUF file or Hub id: the model that is to be finetuned.

@@ -23,12 +23,13 @@ class NoConflictError(DataError):
 
 @dataclass(frozen=True)
 class Conflict(Fact):
-    """A fact whose `answers` stand in a context, where a model may remember others.
+    """A fact whose `answers` are given by a context, while a model may remember other answers.
 
-    The subject may be the whole question, where nothing names it. Raises `DataError` for no question and for what
-    `Fact` refuses; and `NoConflictError` for a context that holds no accepted answer, for a question that holds an
-    answer of either kind, which outputs may repeat (both by whole words, see `says`), and for an answer that contains
-    one of the remembered ones or is contained in one, letter by letter, since containment could not tell them apart.
+    If the subject is not named separately, it may be the whole question. Raises `DataError` for a missing question and
+    for what `Fact` refuses. Raises `NoConflictError` if the context holds no accepted answer, or if the question holds
+    an answer of either kind, which outputs may repeat (both by whole words, see `says`). Raises it as well if one of
+    `answers` contains a remembered one letter by letter, or the reverse, since scoring by containment could not tell
+    them apart.
 
     context: the text that gives the answer.
     memory_answers: the accepted answers without the context.

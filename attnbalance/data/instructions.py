@@ -85,15 +85,15 @@ class InstructionSet:
         return hashlib.sha256(json.dumps([asdict(row) for row in self.rows]).encode()).hexdigest()
 
     def with_input(self) -> InstructionSet:
-        """Those whose task is about an input, such as a text to answer from; the others are counted as dropped."""
+        """The instructions that have an input, such as a text to answer from; the others are counted as dropped."""
         rows = tuple(row for row in self.rows if row.input)
         return self.without({"no input": len(self.rows) - len(rows)}, rows)
 
     def not_naming(self, names: Sequence[str]) -> InstructionSet:
-        """Those in which no text names one of `names`, as whole words, ignoring case; the others count as dropped.
+        """The instructions whose texts name none of `names` (whole words, ignoring case); the others count as dropped.
 
-        Spellings that `is_match` takes for one count as one. In scripts that do not separate words, a name counts
-        anywhere. So rows can be left out that give away answers on which a model is tested (Goyal et al. 2024, section
+        Spellings that `is_match` treats as equal count as one. In scripts that do not separate words, a name counts
+        anywhere. Use this to leave out rows that give away the answers a model is tested on (Goyal et al. 2024, section
         3.1, leave out names of countries and capitals). Warns if nothing is left out. Raises `DataError` for no names
         and for an empty one.
         """

@@ -19,9 +19,9 @@ from attnbalance.data.tokens import Encoding, answer_lengths, encode, encode_ans
 class PromptSet(Sequence[Prompt]):
     """Prompts with their tokens under one tokenizer; make it with `PromptSet.of`.
 
-    Every function that takes prompts takes a prompt set. A function that gets a model too does not tokenize the prompts
-    again if the model has the same tokenizer. A part of a set (`prompts[:10]`) is a set. A tokenizer must not be
-    changed after its use here.
+    Every function that takes prompts also takes a prompt set. If such a function also gets a model with the same
+    tokenizer, it does not tokenize the prompts again. A part of a set (`prompts[:10]`) is a set. A tokenizer must not
+    be changed after its use here.
     """
 
     encodings: tuple[Encoding, ...]
@@ -34,7 +34,7 @@ class PromptSet(Sequence[Prompt]):
     @classmethod
     @expects(prompts=[Prompt], tokenizer=PreTrainedTokenizerBase)
     def of(cls, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> PromptSet:
-        """The prompts tokenized (see `encode`); a set of the same tokenizer as it is.
+        """The prompts with their tokens (see `encode`); a set made with the same tokenizer is returned unchanged.
 
         Raises `ModelError` for a tokenizer without offsets, `BadRowsError` for prompts that cannot be tokenized.
         """

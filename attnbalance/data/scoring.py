@@ -93,17 +93,19 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     exponent, so that 10 is not found in "-10", ".10", "10/8" or "10⁵", nor -5 in "10-5". A year after a comma is a
     number of its own ("September 11,2001"). Digits in groups of three are one number: "1,234" and "1 234" equal 1234.
     As a space may also separate two numbers, "1 234" contains 1 and 234 as well. Digits of other scripts equal 0 to 9,
-    curly quotes and apostrophes plain ones, and the points of Hebrew and Arabic do not count. Accents, points ("U.S.",
-    "St.") and prefixes do. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate words, so they match
-    anywhere. What the line says about the answer is not read: "Not Paris, but Lyon" contains Paris.
+    and curly quotes and apostrophes equal plain ones. The points of Hebrew and Arabic are ignored; accents, full stops
+    ("U.S.", "St.") and prefixes are not. Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese do not separate words,
+    so they match anywhere. What the line says about the answer is ignored: "Not Paris, but Lyon" contains Paris.
 
-    Short answers are often common words in another case. Codes of up to three capitals ("US", "IT", "CAN") match only
-    in capitals, or every "it" would be Italy; three ("usa") also in small letters as the whole line. So do spellings of
-    codes after the first answer: two small letters beside a longer answer ("in" beside "India"), three beside the same
-    capitals ("can" beside "CAN"); as the whole line they also match as they are written. Other spellings of such
-    capitals ("RnB" beside "RNB") match as they are written. So do single capitals ("I"), two letters of which the first
-    is a capital ("He", "In") and three beside the same capitals ("Can" beside "CAN"), but only before signs or the
-    line's end; "C++", "F#" and "I'm" are words of their own. Raised digits after a word are taken for footnotes.
+    Short answers are often common words in another case, so their case counts. Codes of up to three capitals ("US",
+    "IT", "CAN") match only in capitals; otherwise every "it" would be Italy. If a code of three capitals is the whole
+    line, it also matches in small letters ("usa"). An answer in small letters counts as such a code if it is not the
+    first answer and is either two letters beside a longer answer ("in" beside "India") or three beside the same
+    capitals ("can" beside "CAN"). If it is the whole line, it also matches as it is written. Other spellings of such
+    capitals ("RnB" beside "RNB") match only as they are written. Three kinds match only as they are written and only
+    before signs or the line's end: single capitals ("I"), two letters that begin with a capital ("He", "In"), and three
+    such letters beside the same capitals ("Can" beside "CAN"). "C++", "F#" and "I'm" are words of their own. Raised
+    digits after a word are taken for footnotes.
 
     "containment": the output contains an answer anywhere, both lower-cased and stripped (Ghosal et al. 2024, B.2). The
     paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer

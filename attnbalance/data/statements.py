@@ -127,7 +127,7 @@ def statement(fact: Fact) -> str:
 
 @expects(facts=[Fact])
 def statement_prompts(facts: Iterable[Fact]) -> tuple[Prompt, ...]:
-    """For each fact, its own statement, or its relation's first form up to the answer: "The capital of France is".
+    """For each fact, its own statement, or else its relation's first form up to the answer: "The capital of France is".
 
     A model that continues with the answer has stored the fact in a form that it was pretrained on. The ids are those
     that `make_prompts` gives the same facts.

@@ -150,9 +150,9 @@ class FamilyOutcome:
         crossed: Whether most prompts cross a length from which the family's attention changes.
         kind: One of `OUTCOMES`. "exact": rows read beside the model's own kernel, and logits, are those of the
             reference. "fallback": read through eager attention, and equal to the reference. "refused": `load_model` or
-            the reading raises a `ModelError`. "WRONG": anything else. "not built": it cannot be built tiny from a
-            configuration, or does not run alone, so that there is nothing to compare with.
-        detail: The largest difference of a probability from the reference, or what was said or went wrong.
+            the reading raises a `ModelError`. "WRONG": anything else. "not built": no tiny model can be built from a
+            configuration, or the tiny model does not run by itself, so there is nothing to compare with.
+        detail: The largest difference of a probability from the reference, or else the message, or what went wrong.
     """
 
     family: str
@@ -171,7 +171,7 @@ def check_families(names: Sequence[str] = (), dtype: str = "float32") -> Iterato
     names: model types, such as "llama"; by default every family of the transformers that is installed.
     dtype: of the weights, one of `DTYPES`.
 
-    Raises `ModelError` for a name that is no causal language model's, and for another dtype.
+    Raises `ModelError` for a name that is not the type of a causal language model, and for another dtype.
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype must be {' or '.join(DTYPES)}, got {dtype!r}")

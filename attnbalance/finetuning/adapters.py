@@ -54,10 +54,10 @@ def add_lora(model: PreTrainedModel, chosen: Chosen, rank: int, alpha: float | i
     """The model with new LoRA adapters (Hu et al. 2022) that change the chosen entries of its linear layers only.
 
     They are ordinary adapters, scaled by `alpha` / `rank`: W + B A. If only some outputs of a layer are chosen, the
-    other rows of B stay zero; if only some inputs (heads of o), the other columns of A: pass the returned
-    `FrozenWeights` to the trainer, which keeps them zero. Biases and norms are not trained. `all` stands for every
-    linear layer but the output's. Raises `DataError` if no linear layer is chosen, or experts that share one tensor;
-    `ModelError` if the chosen entries of a layer are not some rows x some columns.
+    other rows of B stay zero. If only some inputs (heads of o) are chosen, the other columns of A stay zero. Pass the
+    returned `FrozenWeights` to the trainer, which keeps them zero. Biases and norms are not trained. `all` stands for
+    every linear layer but the output's. Raises `DataError` if no linear layer is chosen, or experts that share one
+    tensor; `ModelError` if the chosen entries of a layer are not some rows x some columns.
     """
     from peft import LoraConfig, get_peft_model
 

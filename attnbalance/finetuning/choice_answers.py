@@ -28,8 +28,8 @@ class ChoiceAnswers:
 
     Attributes:
         questions: The questions.
-        log_p: For each, the log-probability of each choice's letter after the prompt, nats: the sum over its tokens,
-            if it has several; -inf beyond the choices.
+        log_p: For each, the log-probability of each choice's letter after the prompt, nats: the sum over its tokens, if
+            it has several; -inf for letters beyond the question's choices.
     """
 
     questions: tuple[Choice, ...]

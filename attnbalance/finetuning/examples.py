@@ -142,11 +142,11 @@ def as_examples(
     """Examples from tokenized rows, with `input_ids` and `labels`, and the fact of each.
 
     The prompt is the text before the first label; it must contain its subject exactly once. Padding (an
-    `attention_mask` of 0) is cut off. A row whose fact is None, such as a general instruction, only learns its labels:
-    terms that look at the subject or at the base are 0 for it, whatever they are for the others.
+    `attention_mask` of 0) is cut off. A row whose fact is None, such as a general instruction, is trained on its labels
+    only: terms that use the subject or the base model are 0 for it.
 
     Raises `DataError` if rows and facts differ in number, `ArgumentError` for other facts, and `BadRowsError` for rows
-    without a prompt or a label, for labels that are not the row's own tokens (models shift them by themselves), and for
+    without a prompt or a label, for labels that are not the row's own tokens (do not shift them; models do), and for
     prompts that do not contain their subject once or do not tokenize to the row's own ids.
     """
     if not all({"input_ids", "labels"} <= set(row) for row in rows):

@@ -60,27 +60,28 @@ def generated_facts(
 ) -> FactSet:
     """Facts like given ones that the model generates, about other subjects: what it says, right or wrong.
 
-    Trained on beside new facts, they hold the model to its own answers, also where nobody has facts that it knows. This
-    is rehearsal of what a model generates (Robins 1995; Huang et al. 2024, Self-Synthesized Rehearsal), for facts. For
-    each relation the model goes on with the text before the subject, sampled at temperature 1, until the text after the
-    subject ("What is the capital of" ... "?"). Then it is asked about the subject that it has named, and its greedy
-    answer is the fact's. Both happen in the form that suits the relation best (see `rate_forms`). Two kinds of answers
-    are left out, since training on them would teach a guess: those that are not the same after `DRAWS` draws of few
-    shots, which guesses follow, and words of the subject ("canton of Corbeil": Corbeil). A subject given in one
-    relation may be named in another.
+    Training on them together with new facts holds the model to its own answers, even if no facts that it knows are at
+    hand. This is rehearsal of what a model generates (Robins 1995; Huang et al. 2024, Self-Synthesized Rehearsal), for
+    facts. For each relation, the model continues the text before the subject, sampled at temperature 1, until it writes
+    the text after the subject ("What is the capital of" ... "?"). Then it is asked about the subject that it has named,
+    and its greedy answer becomes the fact's answer. Both happen in the form that suits the relation best (see
+    `rate_forms`). Two kinds of answers are left out, since training on them would teach a guess: answers that differ
+    between `DRAWS` draws of few shots (guesses follow the shots), and words of the subject ("canton of Corbeil":
+    Corbeil). A subject given in one relation may be named in another.
 
     Args:
         model: The model that is going to be finetuned.
         facts: Facts that say what to ask: those that the model is going to be finetuned on.
         count: How many to generate, divided among the relations as the given facts are. There may be fewer: at most
-            `TRIES` times as many subjects are sampled, and a relation ends with a round of samples that gives no fact.
+            `TRIES` times as many subjects are sampled, and sampling for a relation ends after a round that gives no
+            fact.
         template: Name or text of the questions' template (see `Template`).
         batch_size: Prompts of one forward pass.
         seed: Seed of the few shots and of the samples; these also depend on `batch_size`.
         progress: Whether to draw a progress bar.
 
-    Warns of relations whose prompts begin with their subject, since no text leads to one. Raises `BadRowsError` for
-    given facts that cannot be asked; `DataError` for no facts, a count below 1, and if the model generates none.
+    Warns of relations whose prompts begin with their subject, since there is no text to continue. Raises `BadRowsError`
+    for given facts that cannot be asked; `DataError` for no facts, a count below 1, and if the model generates none.
     """
     check_seed(seed)
     if count < 1 or not len(facts):

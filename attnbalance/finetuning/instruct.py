@@ -49,16 +49,16 @@ def instruct(
     `Run.train` and `Run.heldout` are empty: the run is about no facts.
 
     Raises what `finetune` raises, and `DataError` for settings that only facts have, for too few rows, and for rows so
-    long that the model reads them otherwise in a batch of shorter ones (longrope).
+    long that the model reads them differently in a batch with shorter ones (longrope).
 
     Args:
         model: A local model folder, GGUF file or Hub id.
         instructions: What to train on (see `load_instructions`).
         out: The folder of the run.
-        settings: How to train; template, curriculum and objective as they are by default.
+        settings: How to train; template, curriculum and objective must keep their defaults.
         validation: The number of rows that are not trained on: their loss (nats a token) is measured at each
             checkpoint, and the run itself is the checkpoint with the lowest. They are chosen by a hash of their
-            prompts, so that runs with other seeds have the same ones.
+            prompts, so runs with different seeds validate on the same rows.
         progress: Whether to draw a progress bar.
     """
     _check(settings, validation)

@@ -1,4 +1,4 @@
-"""The loss of an instruction's output: how well a model foresees what it should write."""
+"""The loss of an instruction's output: how well a model predicts what it should write."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_output_loss(
 ) -> Float[Tensor, " instruction"]:
     """The mean cross-entropy of each output's tokens after its prompt, in nats a token, in float32 on the CPU.
 
-    Its exponential is the target perplexity of Goyal et al. (2024, section 3.3), there without the input: read
+    Its exponential is the target perplexity of Goyal et al. (2024, section 3.3). The paper leaves out the input: pass
     `instructions.bare()` for that. The end of the sequence counts, as it does in training. Raises `DataError` for no
     instructions and for rows that the model cannot read (leave them out with `InstructionSet.usable`), and `ModelError`
     for losses that are NaN or infinite.

@@ -82,7 +82,7 @@ class FrozenWeights:
 
     Call `begin` before each training, `mask_gradients` after each backward pass, before gradients are clipped, and
     `restore` after each step of the optimizer. Parameters are looked up by name in the model that is passed, wrapped or
-    not (DDP, FSDP2, compile). False if no parameter is partly trained; the calls then do nothing.
+    not (DDP, FSDP2, compile). If no parameter is partly trained, the object is false and the calls do nothing.
     """
 
     def __init__(self, masks: Mapping[str, Bool[Tensor, ...]]) -> None:

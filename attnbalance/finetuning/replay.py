@@ -41,14 +41,14 @@ def replay(
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[Split, str]:
-    """A split that also trains on facts that the model knows, and what was asked and found, in a sentence.
+    """A split that also trains on facts that the model knows, and a sentence that says what was asked and found.
 
-    `ASKED_FOR_EACH` times as many facts are asked as the share needs, or all that there are. The arguments are those of
-    `with_replay` and `known_facts`, which do this in two steps and raise the errors.
+    The model is asked `ASKED_FOR_EACH` times as many facts as the share needs, or all facts if there are fewer. The
+    arguments are those of `with_replay` and `known_facts`, which do this in two steps and raise the errors.
 
     Without `facts` the model generates them (see `generated_facts`, which raises the errors). They may be about
-    held-out subjects: what a model says of itself is no leak, and held-out facts that it happens to generate are a part
-    of what it knows. The sentence says how many they are.
+    held-out subjects: this is not a leak, since held-out facts that the model happens to generate are part of what it
+    knows. The sentence says how many they are.
     """
     settings = {"template": template, "batch_size": batch_size, "seed": check_seed(seed)}
     wanted = count_of(split, share)
@@ -118,10 +118,10 @@ def known_facts(
 def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int = 0) -> Split:
     """A split that also trains on known facts, drawn so that they are a share of all its training facts.
 
-    Facts about a subject that the split trains, validates or tests on are left out, also where it is spelled in another
-    case, with an article, without accents, with other punctuation or spaces; facts of the half that the split
-    leaves out are not. Where fewer are there than the share asks for, all are taken. Raises `DataError` for a share
-    outside (0, 1), and where no fact is left.
+    Facts about a subject that the split trains, validates or tests on are left out, even if the subject is spelled in
+    another case, with an article, without accents, or with other punctuation or spaces. Facts of the half that the
+    split leaves out may be drawn. If there are fewer facts than the share asks for, all are taken. Raises `DataError`
+    for a share outside (0, 1), and if no fact is left.
     """
     return replace(split, replay=beside(split, known).sample(count_of(split, share), seed))
 

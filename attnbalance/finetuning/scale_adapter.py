@@ -39,10 +39,11 @@ OF_THE_BASE = ("base_fingerprint", "base_settings", "versions")
 def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
     """Write a copy of a LoRA adapter whose change of the weights is `factor` times as large; returns its folder.
 
-    W + B A becomes W + factor B A: on the line from the base's weights to the finetuned ones, on which Wortsman et al.
-    (2022, "Robust fine-tuning of zero-shot models") look for models that keep what the base could do. They average all
-    weights; here each layer without an adapter is the base's, and so is on the line as well. The product factor B is
-    taken in float32 and rounded to the adapter's dtype. The folder is an adapter like any other, for the same base.
+    W + B A becomes W + factor B A. This is a point on the line from the base's weights to the finetuned ones. Wortsman
+    et al. (2022, "Robust fine-tuning of zero-shot models") look on this line for models that keep what the base could
+    do. They average all weights; here each layer without an adapter is the base's, so it is on the line as well. The
+    product factor B is taken in float32 and rounded to the adapter's dtype. The folder is an adapter like any other,
+    for the same base.
 
     Args:
         adapter: The folder of a finished run with LoRA, of one of its checkpoints, or of any LoRA adapter of peft.

@@ -24,8 +24,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 class FinetuneSettings:
     """How `finetune` trains. Raises `DataError` for values that no training could use.
 
-    Terms of the objective and parts of the weights are checked by name when training begins (`parse_objective`,
-    `parse_parts`): that takes torch, and a finished run is found without it.
+    The names of the objective's terms and of the weights' parts are checked when training begins (`parse_objective`,
+    `parse_parts`): this needs torch, and a finished run can be found without torch.
 
     >>> FinetuneSettings(lora_rank=8).alpha
     16
@@ -40,7 +40,7 @@ class FinetuneSettings:
     batch_size: int = 128
     """Facts of one optimizer step, over all devices."""
     accumulate: int = 1
-    """Parts in which each device computes its share of a batch."""
+    """The number of parts into which each device splits its share of a batch."""
     weight_decay: float = 0.0
     """Weight decay of AdamW."""
     lora_rank: int = 0
@@ -50,7 +50,7 @@ class FinetuneSettings:
     peft: Mapping[str, Any] | None = None
     """Other adapters of peft: the fields of their configuration, such as {"peft_type": "OFT", "oft_block_size": 32}."""
     train: str = "all"
-    """Which weights learn (see `parse_parts`)."""
+    """Which weights are trained (see `parse_parts`)."""
     objective: str = "ce"
     """The loss, as an expression (see `parse_objective`)."""
     curriculum: str = "shuffled"
@@ -58,10 +58,10 @@ class FinetuneSettings:
     gradient_rank: int | None = None
     """Largest rank of each matrix's gradient (see `low_rank`); None: no limit."""
     dtype: str | None = None
-    """Dtype of the weights; None: float32 where they are trained themselves, under adapters the checkpoint's own."""
+    """Dtype of the weights; None: float32 if they are trained themselves, the checkpoint's own under adapters."""
     mixed_precision: str | None = None
     """"bf16": matrices are multiplied in bfloat16, and weights keep their dtype; "no": in the weights' dtype; None:
-    bf16 on CUDA devices that can, and elsewhere what `accelerate launch` was told."""
+    bf16 on CUDA devices that support it, and elsewhere what `accelerate launch` was told."""
     checkpoint_every: int = 20
     """Steps between checkpoints, each with a validation."""
     patience: int | None = 3

@@ -90,8 +90,8 @@ def split_facts(
         seed: Seed of all draws.
         scores: One for each fact, instead of popularity (see `rank_facts`).
         share: The share of a "half": 0.3 gives the top or bottom 30% (Figure 5).
-        train_relations: The relations to train and validate on; None: all. The held-out facts keep all, and show what
-            finetuning does to questions whose phrasing it did not cover (Xu & Chen 2025).
+        train_relations: The relations to train and validate on; None: all. The held-out facts keep all relations, and
+            show what finetuning does to questions whose phrasing it did not cover (Xu & Chen 2025).
         controlled_answers: For a controlled split, the relations and the answer of each to train on. None: the most
             frequent answers to `CONTROLLED_RELATIONS`.
     """

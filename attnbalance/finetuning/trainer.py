@@ -64,19 +64,20 @@ class ObjectiveMixin(_Base):
     """Trains on an objective, given as an expression (see `parse_objective`). List it before the trainer's class.
 
     Data: `train_dataset` and `eval_dataset` are sequences of `Example` (see `make_examples`, `as_examples`), batched by
-    `collate`. Weights: the model says which of them learn: those of its adapter, or of `train_only(model,
-    select_weights(model, "attention"))`, whose result is passed as `frozen`.
+    `collate`. Weights: the model decides which of them are trained: those of its adapter, or those chosen by
+    `train_only(model, select_weights(model, "attention"))`. Pass the result of `train_only` as `frozen`.
 
-    Base: where the objective needs a base model, the model itself is the base: with its adapters switched off, or as it
-    is passed, so pass it before any finetuning. The base's numbers are computed once for each example, before training;
-    no second copy of the model is kept (of W_Q and W_K one, for `weight-anchor`). After the base's own weights have
-    been trained the base is gone: pass all data to be evaluated as `eval_dataset`, several sets as a dict.
+    Base: if the objective needs a base model, the model itself is the base: with its adapters switched off or, without
+    adapters, as it is passed. So pass it before any finetuning. The base's numbers are computed once for each example,
+    before training. No second copy of the model is kept, except of W_Q and W_K for `weight-anchor`. Once the base's own
+    weights have been trained, the base is gone. So pass all data to be evaluated as `eval_dataset`, several sets as a
+    dict.
 
     Losses are correct under gradient accumulation and several processes (DDP, FSDP2): they are divided by the tokens or
     examples of the whole accumulated batch. The balancing loss of a mixture of experts is added if the model asks for
     it (`output_router_logits`), as its own forward pass does: a mean over each batch, averaged over the batches of a
     step ("ce" alone, which is transformers' own loss, sums it over them). Evaluations log the names of `training_log`,
-    unless `compute_metrics` is passed. Settings that would change the loss or the batches, and that are not followed
+    unless `compute_metrics` is passed. Settings that would change the loss or the batches, but are not implemented
     here, are refused (see `trainer_checks`).
 
     Raises `DataError` for data that the objective cannot use. Raises `ModelError` if nothing that is trained moves the
@@ -92,7 +93,7 @@ class ObjectiveMixin(_Base):
         gradient_rank: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Takes what the trainer's own class takes, and three arguments more.
+        """Takes the arguments of the trainer's own class, and three more.
 
         objective: what training minimizes.
         frozen: entries of partly trained weights that stay as they are (see `train_only`).

@@ -29,7 +29,7 @@ FOLDER = "attnbalance-watch"
 
 
 class Watch(TrainerCallback):
-    """Logs what a model still knows while any `Trainer` trains it, on any objective; changes nothing of the training.
+    """Logs what a model still knows while any `Trainer` trains it, on any objective; does not change the training.
 
     `trainer.add_callback(ab.Watch(facts, trainer))`, as the last callback. At the start, every `every` steps and at the
     last step the model is asked a fixed sample of the facts. The trainer's own reports (`report_to`) and
@@ -41,17 +41,18 @@ class Watch(TrainerCallback):
     - "watch/shortcut_rate": the share of wrong answers that are the relation's most frequent answer among `facts`;
     - "watch/kl_from_start": KL(start || now) of the first answers' tokens, nats a token (see `divergence`).
 
-    A share of nothing is left out. The start is the model itself before the first step, with its adapters as they are
-    then. It is kept beside the checkpoints, and a resumed run goes on with it. Numbers are those that `recall` and
-    `read_subject_attention` give of a checkpoint: in the weights' own dtype, whatever autocast training uses.
+    A share of no facts is not logged. The start is the model itself before the first step, with its adapters as they
+    are then. Its numbers are kept beside the checkpoints, and a resumed run uses them. All numbers are the same as
+    `recall` and `read_subject_attention` give for a checkpoint: in the weights' own dtype, whatever autocast training
+    uses.
 
-    Warns once, each, where attention or the share still answered has surely fallen: where the whole 95% interval of
-    what is left, clustered by subject, lies below 90% of the start. An interval that is looked at many times excludes
-    100% now and then by chance; the tenth between is a margin against that. Logits that are not numbers are warned of,
-    and that look is left out.
+    Warns once for attention, and once for the share still answered, if it has surely fallen: if the whole 95% interval
+    of what is left, clustered by subject, lies below 90% of the start. An interval that is computed many times excludes
+    100% now and then by chance; the margin of a tenth guards against that. If logits are not numbers, Watch warns
+    and skips that step.
 
     Attributes:
-        every: Steps between two looks.
+        every: Steps between two measurements.
         facts: The sample.
     """
 

@@ -178,10 +178,10 @@ class BridgedModel:
 def bridge_of(model: HookedModel) -> BridgedModel:
     """A merged float32 copy of a model in TransformerLens, checked against the model's own head outputs.
 
-    Needs about eight more bytes for each weight (the copy, and its weights stacked). Raises `ModelError` for a family
-    that TransformerLens does not know or that has layers without attention (state-space models), for a model on several
-    devices, and if values, output weights or logits differ from what the model computes (by more than `TOLERANCE`,
-    relative to the largest entry).
+    Needs about eight more bytes for each weight (for the copy and for its stacked weights). Raises `ModelError` for a
+    family that TransformerLens does not know or that has layers without attention (state-space models), for a model on
+    several devices, and if values, output weights or logits differ from what the model computes (by more than
+    `TOLERANCE`, relative to the largest entry).
     """
     devices = {parameter.device for parameter in model.model.parameters()}
     if len(devices) > 1:

@@ -196,8 +196,9 @@ class HookedModel:
 
         Padding has probability 0. Differentiable outside `torch.no_grad`. Within it, models whose rows can be edited
         skip what no row depends on: the output and MLP of the last layer that is read, all that comes after it, and the
-        logits. With a `cache`, the keys and values of the batch's first columns, the other columns are
-        read, and added to it. It may be empty; that of a prefix of all prompts needs a batch padded right.
+        logits. A `cache` holds the keys and values of the batch's first columns; then only the other columns are read,
+        and theirs are added to it. It may be empty. The cache of a prefix that all prompts share needs a batch padded
+        on the right.
 
         Raises `ModelError` for NaN or infinity in a row, or in logits if they are computed (naming the first prompt);
         for a token that the model does not know; for a padded batch of `alike_from` tokens or more; and if another

@@ -115,11 +115,11 @@ def tokens_of(role: str = "subject") -> Span:
 
 
 def random_tokens(seed: int = 0) -> Span:
-    """A control: as many neighbouring tokens as the subject has, at random among those that are not the subject's.
+    """A control: a random run of adjacent tokens outside the subject, as many as the subject has.
 
-    If no gap is as long, tokens that are not neighbours; if too few are left, all of them. The first token (which many
-    heads attend to by default) and the last (the query) are taken only if there are no others. The choice depends on
-    the seed and the prompt alone.
+    If no gap is long enough, the tokens are not adjacent; if too few are left, all of them are taken. The first token
+    (which many heads attend to by default) and the last (the query) are taken only if there are no others. The choice
+    depends on the seed and the prompt alone.
     """
     check_seed(seed)
 
@@ -143,11 +143,11 @@ def random_tokens(seed: int = 0) -> Span:
 def boost_attention(alpha: float, span: Span | None = None, heads: Heads | None = None) -> HeadEdit:
     """Add log(alpha) to the scores of a span's keys (default: the subject's) at the last query.
 
-    `heads` names the heads to edit by layer number (None: all of the layer's); by default all of all layers. alpha 1
-    changes nothing in a forward pass, to the last bit; answers of 16-bit models may still differ, since only unedited
-    ones read a prefix that prompts share once. Since softmax(z + log w) is row * w over its sum, the row alone is
-    enough, and a head's attention sink keeps its part: row * w / (sum of row * w + 1 - sum of row). Differentiable.
-    Raises `DataError` for an alpha out of bounds, and for heads that a layer does not have.
+    `heads` names the heads to edit by layer number (None: all of the layer's); by default all of all layers. With alpha
+    1, a forward pass is the same to the last bit. Answers of 16-bit models may still differ, since only unedited models
+    read a shared prefix once for all prompts. The row alone is enough, since softmax(z + log w) is row * w over its
+    sum. A head's attention sink keeps its part: row * w / (sum of row * w + 1 - sum of row). Differentiable. Raises
+    `DataError` for an alpha out of bounds, and for heads that a layer does not have.
     """
     if not 0 < alpha <= LARGEST:
         raise DataError(f"alpha must be > 0 and at most {LARGEST:.0e}, got {alpha}")
@@ -191,7 +191,7 @@ def patch_rows(source: HookedModel, heads: Heads | None = None) -> HeadEdit:
     `heads` names the layer numbers to edit and their heads (None: all of the layer's); by default all of all layers. A
     model's own rows change nothing, to the last bit. Raises `DataError` for a layer or head that the source lacks, and
     `ModelError` for a source with other layers or heads, or without some of the tokens. `recall` raises `DataError` for
-    prompts that the source tokenizes otherwise; `edited` does not check this, and the source reads the model's ids.
+    prompts that the source tokenizes differently. `edited` does not check this: the source then reads the model's ids.
     """
 
     def edit(batch: PromptBatch) -> RowEdit:

@@ -44,11 +44,11 @@ def load_model(
     for a run, or a checkpoint of one, whose weights were changed.
 
     Arguments:
-        model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file, which is
-            converted once into a folder beside it, or a model object, which is used in place: its attention
-            implementation is set to ours, which gives the outputs of SDPA (and, as SDPA, no maps for
-            `output_attentions`). Training it, changing its adapters and hooking into it change what is read, also by
-            handles made before. There is no warning of hooks.
+        model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file (converted
+            once into a folder beside it), or a model object. An object is used in place: its attention implementation
+            is set to ours, which gives the outputs of SDPA (and, like SDPA, no maps for `output_attentions`). Training
+            it, changing its adapters or hooking into it changes what is read, also through handles made before. Hooks
+            are not warned of.
         tokenizer: by default the model's own; required with a model object. An adapter's folder may hold another one,
             which is not used unless named here; a warning says so.
         adapter: a peft folder or Hub id, loaded on top and left unmerged.

@@ -54,9 +54,9 @@ def weight_parts(model: HookedModel) -> Masks:
 def transplant_weights(into: HookedModel, source: HookedModel, parts: Collection[str]) -> HookedModel:
     """A merged copy of one model with some of its `PARTS` taken from another; neither of the two is changed.
 
-    With all parts of the other model it is the other model, configuration and buffers included; with its own weights
-    a model's outputs stay as they are: both to the last bit. Raises `DataError` for an unknown part, `ModelError` for
-    models of different shapes.
+    With all parts taken from the other model, the copy is that model, configuration and buffers included. With its own
+    weights, a model keeps its outputs. Both hold to the last bit. Raises `DataError` for an unknown part, `ModelError`
+    for models of different shapes.
     """
     return next(transplants(into, source, weight_parts(into), [tuple(parts)]))
 

@@ -67,9 +67,9 @@ def forecast(
 ) -> list[Forecast]:
     """What `reproduce` with these arguments would do; nothing is written, and no weights are loaded.
 
-    A cell's mean lengths are those of up to `SAMPLE` of its texts by the model's own tokenizer; padding is left out.
-    Raises `DataError` if every figure lacks a source, and what `reproduce` raises for its arguments
-    and for sources that cannot be read.
+    The mean lengths in a cell are taken from up to `SAMPLE` of its texts, with the model's own tokenizer and without
+    padding. Raises `DataError` if every figure lacks a source, and what `reproduce` raises for its arguments and for
+    sources that cannot be read.
     """
     chosen, folder = chosen_figures(names), as_folder(out)
     check_size(scale, seeds)

@@ -73,13 +73,13 @@ def reproduce(
     Finished cells are not run again, so an interrupted run resumes, and figures share cells. Writes cells/*.json as
     they finish; NAME.json and NAME.png for each figure; and report.html, which shows all figures whose cells for these
     seeds are in the folder. `workers` processes run in parallel; a script that sets more than one must guard its own
-    code with `if __name__ == "__main__":`. Several machines share the work by `worker`: "I/N" runs each N-th cell, from
-    the I-th (counted from 0; by default Slurm's array index). Each writes the figures whose cells are all there.
-    The sources (`facts` to `mixed_precision`, see `Sources`) are by default those of the folder's cells, else PopQA
-    from the Hub and none. A figure whose data cannot be loaded, or are not given, is reported as not run, and raises if
-    no figure can be run. Raises `DataError` for unknown names or scales, too few
-    seeds and missing data, `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be
-    completed.
+    code with `if __name__ == "__main__":`. Several machines can share the work with `worker`: "I/N" runs each N-th
+    cell, from the I-th (counted from 0; by default Slurm's array index). Each machine writes the figures whose cells
+    are all there. By default, the sources (`facts` to `mixed_precision`) are those of the folder's cells. If no cell
+    names them, `facts` is PopQA from the Hub and the others are None (see `Sources`). A figure whose data cannot be
+    loaded, or are not given, is reported as not run; the error is raised if no figure can be run. Raises `DataError`
+    for unknown names or scales, too few seeds and missing data, `OutputError` for a folder with other contents, and
+    `ModelError` for a cell that cannot be completed.
     """
     from attnbalance.papers.page import answer_of, write_figure, write_page
 

@@ -25,8 +25,9 @@ def read_answer_probability(
 ) -> Float[Tensor, " prompt"]:
     """The log-probability, in nats, of each prompt's first answer: the sum over its tokens, in float32 on the CPU.
 
-    What may follow the answer does not count. Raises `BadRowsError` for prompts that merge with their answer or are,
-    with it, longer than the model's positions, and `ModelError` for logits that are NaN or infinite.
+    What may follow the answer does not count. Raises `BadRowsError` for prompts whose end the tokenizer merges with the
+    answer, and for prompts that together with it exceed the model's positions; `ModelError` for logits that are NaN or
+    infinite.
     """
     asked = PromptSet.of(prompts, model.tokenizer)
     pairs = zip(asked.encodings, asked.answers.ids, strict=True)

@@ -35,12 +35,12 @@ class AnswerTokens:
         encodings: The prompts' tokens, followed by those that all answers of the relation begin with (mostly none).
         candidates: Each relation's tokens, one for each answer that differs at that token.
         answer: For each prompt, the index of its answer's token in its relation's candidates.
-        others: For each prompt, the indices of the wrong answers' tokens in its relation's candidates. Wrong are the
-            answers of facts that share no accepted answer with this one, in any case of letters.
-        ambiguous: Number of prompts for which a wrong answer is not among the others: its token is also that of the
-            answer, or of another right one (the first answer of facts that all share an accepted one with this); or
-            only one of the two begins with a token that shows no character.
-        tokenizer: What all of these are tokens of.
+        others: For each prompt, the indices of the wrong answers' tokens in its relation's candidates. An answer is
+            wrong if its fact shares no accepted answer with this one, ignoring case.
+        ambiguous: Number of prompts for which some wrong answer is missing from `others`. Either its token is also that
+            of the answer, or of another right one (the first answer of facts that all share an accepted one with this);
+            or only one of the two begins with a token that shows no character.
+        tokenizer: The tokenizer of all these tokens.
         compared: All prompts whose answers are candidates; those of parts (see `at`) are among them.
         weights: For each prompt, the weights of the wrong answers in their mean. None: equal weights, which give the
             logit difference; probabilities give the margin.
@@ -116,9 +116,9 @@ def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizer
 
     If all answers of a relation begin with the same tokens, these are appended to the prompt, and answers are compared
     at the first token at which any two of them differ. One token is compared for each fact, not the whole answer. Some
-    tokenizers begin some answers with a bare space ("▁" before digits or capitals), which tells none of these apart:
-    they are compared with each other alone, at the token after it. Raises `BadRowsError` for relations with one answer
-    and for prompts that merge with their answer.
+    tokenizers begin some answers with a bare space ("▁" before digits or capitals), which does not tell these answers
+    apart: they are compared only with each other, at the next token. Raises `BadRowsError` for relations with one
+    answer and for prompts whose end the tokenizer merges with the answer.
     """
     prompts = PromptSet.of(prompts, tokenizer)
     encodings, answers, bad = list(prompts.encodings), prompts.answers.ids, list[tuple[int, str]]()
@@ -156,10 +156,10 @@ def weigh_by_probability(
 ) -> AnswerTokens:
     """The answer tokens with the weights of the margin between two models, from their logits `before` and `after`.
 
-    The answer's log-odds, its logit minus the log-sum-exp of the others' logits, change by the change of its logit
-    minus a mean of the others' changes. The weights of that mean are probabilities between those before and after:
-    their average, to second order (trapezoidal rule). With equal weights, rivals that matter would be outnumbered by
-    answers that neither model considers.
+    The answer's log-odds are its logit minus the log-sum-exp of the others' logits. They change by the change of its
+    logit minus a weighted mean of the others' changes. The weights are probabilities between those before and after; to
+    second order they are the average of the two (trapezoidal rule). With equal weights, rivals that matter would be
+    outnumbered by answers that neither model considers.
     """
     weights = []
     for i, (prompt, others) in enumerate(zip(answer_tokens.prompts, answer_tokens.others, strict=True)):

@@ -75,12 +75,13 @@ class AttentionRows:
     def share(self, part: str) -> Reading:
         """The sum of each row over one part of its prompt: a role of `spans`, "first token" or "rest".
 
-        Each token belongs to one part, so that the shares of all parts add up to the row's sum: 1, or less in models
-        with attention sinks. A token of several roles belongs to the subject if that is one of them, else to the
-        alphabetically first. The first token is a part of its own only where no role has it; if one does, the share of
-        "first token" is 0. The share of "subject" is `to("subject", "sum")`.
+        Each token belongs to one part, so the shares of all parts add up to the row's sum: 1, or less in models with
+        attention sinks. A token with several roles counts for the subject if that is one of them, otherwise for the
+        alphabetically first role. The first token counts as "first token" only if it has no role; otherwise the share
+        of "first token" is 0. The share of "subject" is `to("subject", "sum")`.
 
-        Of value-weighted rows it is a sum of lengths, no share of 1. Raises `DataError` for a role that a prompt lacks.
+        For value-weighted rows the result is a sum of lengths, not a share of 1. Raises `DataError` for a role that a
+        prompt lacks.
         """
         taken = torch.zeros(len(self.values), self.values.shape[-1], dtype=torch.bool)
         owned = {} if part in (FIRST_TOKEN, REST) else {part: self._span(part)}
@@ -95,8 +96,8 @@ class AttentionRows:
     def entropy(self) -> Reading:
         """The entropy of each row, -sum p log p, in nats: 0 if one token has all attention, log n if n share it alike.
 
-        It is not divided by log n, so that it grows with the length of prompts. In models with attention sinks, whose
-        rows sum to less than 1, each row is first divided by its sum: the sink is no token.
+        It is not divided by log n, so it grows with the length of the prompt. In models with attention sinks, rows sum
+        to less than 1. Each row is then divided by its sum first, since the sink is not a token.
         """
         total = self.values.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(self.values.dtype).tiny)
         values = torch.special.entr(self.values / total).sum(dim=-1)
@@ -132,12 +133,13 @@ def read_attention(
 ) -> AttentionRows:
     """The attention row of every prompt's last token in every layer and head, in the order of the prompts.
 
-    With `layers` (numbers such as those of the rows' own `layers`), only these are read: the pass ends at the last of
-    them, in models that are read beside their own attention kernel.
-    A TransformerBridge (of TransformerLens) is read through its own attention patterns, with the hooks that are on it,
-    and with its own tokenizer, which may add a first token.
-    A prefix that prompts share (few-shot examples, a chat's system text) is read once where that saves time, in models
-    that prove at first use that the rows are those of whole prompts (see `HookedModel.shares_prefixes`).
+    With `layers` (layer numbers, as in `AttentionRows.layers`), only these layers are read. In models that are read
+    beside their own attention kernel, the forward pass then stops at the last of them. A TransformerBridge (of
+    TransformerLens) is read through its own attention patterns. Its hooks stay active, and its own tokenizer is used,
+    which may add a first token. A prefix that prompts share (few-shot examples, a chat's system text) is read only once
+    where that saves time. This is done only in models for which a check at first use shows the same rows as for whole
+    prompts (see `HookedModel.shares_prefixes`).
+
     Holds the rows of all prompts: prompts x layers x heads x longest prompt x 4 bytes. `read_subject_attention` holds
     one batch at a time. Raises `BadRowsError` for prompts that cannot be tokenized or are longer than the model's
     positions, `DataError` for no prompts, and for layers that the model does not have.

@@ -41,8 +41,9 @@ class Change:
     """The change of each prompt's margin (see `answer_tokens`) from one checkpoint to another, by cause and component.
 
     In families that cap their final logits (Gemma 2), all of this is about the logits before the cap. OV and MLP
-    weights also change what later layers attend to, so `qk` is not all of the change that attention carries; `rows` is.
-    Fields of other classes called `logit_difference` hold the margin here: answer tokens have probability weights.
+    weights also change what later layers attend to, so `qk` is only part of the change that attention carries; `rows`
+    is the whole. The answer tokens used here have probability weights, so fields called `logit_difference` in other
+    classes hold the margin.
 
     Attributes:
         before: The margin in the first checkpoint, nats.
@@ -59,7 +60,7 @@ class Change:
             `split_edges`.
         by_readout: The change that each head carries from subject to last token because the readout changed.
         settings: Settings that differ between the two configurations, with both values. Their effect counts as "rest",
-            but that of a final cap, which comes behind all of this, is left out.
+            except that of a final cap, which is applied after these logits and is left out.
     """
 
     before: Float[Tensor, " prompt"]
@@ -112,9 +113,9 @@ def read_change(
     """Split the change of each prompt's margin between two checkpoints of one model.
 
     Reads the direct logit attribution of every hybrid of the two: 2 to the power of the number of parts that differ, at
-    most 16. Adds two forward passes of each model. Holds both models twice more, in float32. Raises `DataError` for
-    models whose tokenizers give these texts other tokens; `ModelError` for models of different shapes, for models that
-    cannot be decomposed, and if the margins of the decomposed models differ from those of the models' own logits.
+    most 16. Adds two forward passes of each model. Holds both models twice more, in float32. Raises `DataError` if the
+    two tokenizers split these texts differently; `ModelError` for models of different shapes, for models that cannot be
+    decomposed, and if the margins of the decomposed models differ from those of the models' own logits.
 
     before, after: the two checkpoints.
     answer_tokens: the prompts and the answers that are compared.

@@ -28,9 +28,9 @@ TOLERANCE = 1e-4
 class DirectAttribution:
     """Each prompt's logit difference, in nats, as a sum of what the model's parts add to it at the last token.
 
-    logit_difference = embedding + sum over layers, heads and positions of rows * readout + sum over layers of
-    (bias + mlp) + constant, with the scales of norms frozen at their values in this forward pass. For answer tokens
-    with probability weights, all of these are about the margin instead (see `answer_tokens`).
+    logit_difference = embedding + sum over layers, heads and positions of rows * readout + sum over layers of (bias +
+    mlp) + constant, with the scales of norms frozen at their values in this forward pass. If the answer tokens have
+    probability weights, all of these describe the margin instead (see `answer_tokens`).
 
     Attributes:
         logit_difference: From the model's own logits, before any softcap; the margin, with probability weights.

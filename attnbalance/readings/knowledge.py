@@ -44,10 +44,10 @@ class Knowledge:
         outputs: For each form, the greedy answer about each fact.
         right: For each form, whether that answer is right.
         greedy: For each fact, the share of right greedy answers over `DRAWS` draws of shots, from 0 to 1.
-        sampled: For each fact, whether any sampled answer is right. False where a greedy answer is: none is sampled,
-            since it would not change the category.
+        sampled: For each fact, whether any sampled answer is right. False if a greedy answer is right: then nothing is
+            sampled, since it would not change the category.
         chance: The control of `greedy`: the share of the same answers that are right about another fact of the
-            relation, drawn at random. Answers that have nothing to do with the subject are as often right about it.
+            relation, drawn at random. Answers that ignore the subject are right equally often about both.
         scoring: What makes an answer right, one of `SCORINGS`.
     """
 
@@ -64,16 +64,16 @@ class Knowledge:
         """Each fact's category, one of `CATEGORIES`.
 
         HighlyKnown: all greedy answers are right. MaybeKnown: some are. WeaklyKnown: none is, but a sampled answer is.
-        Unknown: no answer is right. None of them excludes guessing: one answer to everything makes all facts with that
-        answer HighlyKnown, and where few answers are possible, 160 samples make most facts WeaklyKnown. Compare with
-        `by_chance`.
+        Unknown: no answer is right. No category excludes guessing. A model that answers everything alike makes all
+        facts with that answer HighlyKnown. Where few answers are possible, 160 samples make most facts WeaklyKnown.
+        Compare with `by_chance`.
         """
         pairs = zip(self.greedy, self.sampled, strict=True)
         return tuple(CATEGORIES[0 if share == 1 else 1 if share else 2 if hit else 3] for share, hit in pairs)
 
     @property
     def scores(self) -> tuple[float, ...]:
-        """How surely each fact is known, from 0 to 1: the share of right greedy answers, or a little where it is 0."""
+        """How surely each fact is known, 0 to 1: share of right greedy answers; a little if only a sample is right."""
         return tuple(share or 0.5 * hit / DRAWS for share, hit in zip(self.greedy, self.sampled, strict=True))
 
     def known(self) -> Interval:
@@ -103,14 +103,14 @@ class Knowledge:
         return tuple(i for i, (share, hits) in enumerate(pairs) if not share and not any(hits))
 
     def kept(self, after: Knowledge, form: str) -> Interval | None:
-        """Of the HighlyKnown facts, the share that another model (a finetuned one) answers in a form; None for none.
+        """The share of HighlyKnown facts that another (finetuned) model answers in a form; None without such facts.
 
         Raises `DataError` if the other model was asked about other facts, by another scoring, or not in the form.
         """
         return self._answered_by(after, form, self.highly_known)
 
     def gained(self, after: Knowledge, form: str) -> Interval | None:
-        """Of the facts unanswered in any form or draw, the share that another model answers in a form; None for none.
+        """The share of the facts in `unanswered` that another model answers in a form; None without such facts.
 
         Raises `DataError` as `kept` does.
         """
@@ -190,14 +190,14 @@ def knowledge(
     """Ask a model about facts in every form, and sort the facts by how surely it knows them (SLiCK).
 
     The forms are those of `FORMS` (statement, question, and both after `SHOTS` answered ones of the relation), and the
-    plain question in the model's chat template, if it has one. The categories take the few-shot question with `DRAWS`
-    random draws of examples: one greedy answer to each and, where none is right, `SAMPLES` answers to each, sampled at
-    `TEMPERATURE` (Gekhman et al. 2024, Section 3). Few-shot answers end with their line.
+    plain question in the model's chat template, if it has one. The categories come from the few-shot question with
+    `DRAWS` random draws of examples. Each draw gets one greedy answer. If none of these is right, each gets `SAMPLES`
+    answers sampled at `TEMPERATURE` (Gekhman et al. 2024, Section 3). Few-shot answers end with their line.
 
-    Departures: examples come from the given facts, not from a training set apart, and all questions of a relation share
-    a draw (with five subjects all draws hold the same examples, in other orders); an answer is right as `is_match`
-    says, not by exact match; tokens are sampled from the whole distribution; sampling ends after the first draw with a
-    right answer, which decides the category.
+    Departures: examples come from the given facts, not from a separate training set. All questions of a relation share
+    a draw (with five subjects, all draws hold the same examples in different orders). `is_match` decides what is right,
+    not exact match. Tokens are sampled from the whole distribution. Sampling ends after the first draw with a right
+    answer, since that decides the category.
 
     Raises `DataError` for a relation with fewer than five subjects, prompts that are rendered chats, and an unknown
     form or scoring; `BadRowsError` for prompts that are longer than the model's positions.

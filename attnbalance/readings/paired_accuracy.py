@@ -22,7 +22,8 @@ class PairedAccuracy:
         interval: The difference with its 95% interval.
         a_only: Number of prompts that only a answers correctly.
         b_only: Number of prompts that only b answers correctly.
-        p_value: Of the exact two-sided McNemar test on these two numbers, which treats prompts as independent.
+        p_value: The p-value of the exact two-sided McNemar test on these two numbers, which treats prompts as
+            independent.
     """
 
     interval: Interval
@@ -44,7 +45,7 @@ class PairedAccuracy:
 def compare_accuracy(a: Recall, b: Recall) -> PairedAccuracy:
     """Compare two models' accuracy on the same prompts; raises `DataError` for different prompts, or scorings.
 
-    A recall does not say in which dtype its model answered: load both models in one.
+    A recall does not record the dtype of its model: load both models in one dtype.
     """
     if set(a.prompt_ids) != set(b.prompt_ids):
         raise DataError("a paired comparison needs the same prompts in both recalls")

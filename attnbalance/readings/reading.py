@@ -62,7 +62,7 @@ class Reading:
 
     @property
     def title(self) -> str:
-        """The name without what it ends with in brackets: "subject attention" for "subject attention (max)"."""
+        """The name without its final part in brackets: "subject attention" for "subject attention (max)"."""
         return self.name.partition(" (")[0]
 
     @expects(prompt_ids=[str])
@@ -105,8 +105,8 @@ def concatenate(readings: Sequence[Reading]) -> Reading:
 def difference(a: Reading, b: Reading) -> Reading:
     """The paired difference a - b, prompt by prompt, in a's order.
 
-    A reading does not say in which dtype its model was read: read both in one, or the difference holds their rounding.
-    Raises `DataError` if the two differ in prompts, layers, number of heads or unit.
+    A reading does not record the dtype of its model. Read both models in one dtype; otherwise the difference includes
+    rounding errors. Raises `DataError` if the two differ in prompts, layers, number of heads or unit.
     """
     if set(a.prompt_ids) != set(b.prompt_ids):
         raise DataError(

@@ -86,7 +86,10 @@ class Recall:
         return self.right[self.scoring]
 
     def by(self, scoring: str) -> Recall:
-        """The same answers under another of `SCORINGS`, without shortcuts: those are wrong answers by one scoring."""
+        """The same answers under another of `SCORINGS`.
+
+        Shortcuts are left out, since they are the wrong answers under one scoring.
+        """
         check_scoring(scoring)
         return self if scoring == self.scoring else replace(self, scoring=scoring, shortcut=(None,) * len(self.outputs))
 
@@ -95,13 +98,13 @@ class Recall:
         return self._share(range(len(self.correct)))
 
     def mean_f1(self) -> Interval:
-        """The mean of F1, with its 95% interval clustered by subject; NaN where too few answers differ to tell one."""
+        """The mean of F1, with its 95% interval clustered by subject; NaN if too few answers differ for an interval."""
         interval = mean_intervals(np.asarray(self.f1)[:, None], self.subjects)[0]
         tells = len(set(self.f1)) > 1 and (interval.low > 0 or interval.high < 1)
         return interval.within(0.0, 1.0) if tells else Interval(interval.mean, np.nan, np.nan, interval.n)
 
     def shortcut_rate(self) -> Interval | None:
-        """The share of wrong answers that are the relation's most frequent training answer; None of no answers.
+        """The share of wrong answers that are the relation's most frequent training answer; None without wrong answers.
 
         Wrong answers about a relation without a training answer are left out: the interval's `n` counts the others.
         """
@@ -154,7 +157,7 @@ class Recall:
     def tied_tops(self) -> list[int]:
         """For each x of `by_top_percentile`, the number of its prompts whose popularity also occurs outside it.
 
-        Which of the equally popular ones are in it is left to chance.
+        Which of equally popular prompts fall inside is arbitrary.
         """
         popularity = [self.popularity[i] for i in self._ranked()]
         return [popularity[:size].count(next(iter(popularity[size:]), None)) for _, size in self._top_sizes()]

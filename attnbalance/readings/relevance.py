@@ -64,14 +64,15 @@ def read_relevance(
     Those are the answers of `prompts` and of `among`; the relevance of `among` itself is not read. If all answers of a
     relation begin with the same tokens, or an answer begins with a token that shows no character (a bare "▁"), these
     are appended to the prompt, whose last token is then the query: see `distinguishing_tokens`. Only that token is
-    read. Warns if it is also that of a wrong answer: where numbers are split into digits, 1815 and 1999 share their 1.
+    read. Warns if a wrong answer has the same token there: where numbers are split into digits, 1815 and 1999 share
+    their 1.
 
     In a one-layer model, the gradient with respect to the probability of token j is (e_a - p)^T W_V x_j, so `subject`
     and `others` are exactly the paper's s_rel and p_rel. In deep models, the gradient includes the response of all
     later layers, attention rows included. (Definition 4.4 prints f(r, p_r); its derivation shows that f(s, p_r) is
-    meant.) Takes one forward and one backward pass for each batch, in the model's dtype: gradients of 16-bit models are
-    off by some percent of the largest one; load the model with dtype="float32" for better. Raises `ModelError` for
-    models whose rows cannot be edited, and under `torch.inference_mode`.
+    meant.) Takes one forward and one backward pass for each batch, in the model's dtype. Gradients of 16-bit models are
+    off by some percent of the largest one; load the model with dtype="float32" for more precise ones. Raises
+    `ModelError` for models whose rows cannot be edited, and under `torch.inference_mode`.
 
     model: the model.
     prompts: the prompts that are read.

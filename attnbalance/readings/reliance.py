@@ -51,8 +51,8 @@ class Reliance:
         outputs: The greedy answer to each.
         without: The greedy answer to the same question without the context.
         log_odds: For each prompt, log p(context's answer) - log p(remembered answer) of the first accepted ones, in
-            nats. Its logistic is M_C (Goyal et al. 2024, Eq. 14, where answers are single tokens; here they are whole,
-            so that the shorter one has an advantage).
+            nats. Its logistic is M_C (Goyal et al. 2024, Eq. 14). The paper's answers are single tokens; here whole
+            answers are scored, so the shorter one has an advantage.
         attention: For each of `ROLES`, and for the "rest" of the prompt, the share of the last token's attention. They
             add up to 1, or less in models with attention sinks.
     """
@@ -65,13 +65,13 @@ class Reliance:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """For each prompt, where the output has its answer from: one of `SIDES`, by whole words (see `is_match`).
+        """For each prompt, where the output's answer comes from: one of `SIDES`, by whole words (see `is_match`).
 
-        It is read up to where the model goes on with a prompt of its own.
+        The output is read up to the point where the model starts a new prompt of its own.
 
-        An output with both answers counts for the context: most say "moved from Paris to Lyon". Of 50 outputs of
-        SmolLM2-135M-Instruct that were read by hand, this rule gives 47 as they were read, and whose answer comes first
-        gives 37.
+        An output with both answers counts for the context, since most such outputs say "moved from Paris to Lyon". On
+        50 outputs of SmolLM2-135M-Instruct that were labelled by hand, this rule agrees with 47 labels; counting the
+        answer that comes first agrees with 37.
         """
         return tuple(
             _side(output, _conflict(prompt)) for output, prompt in zip(self.outputs, self.prompts, strict=True)
@@ -84,7 +84,7 @@ class Reliance:
 
     @property
     def remembers(self) -> tuple[bool, ...]:
-        """For each prompt, whether the output without the context says the remembered answer alone."""
+        """For each prompt, whether the output without the context gives the remembered answer and not the context's."""
         pairs = zip(self.without, self.prompts, strict=True)
         return tuple(_side(output, _conflict(prompt)) == MEMORY for output, prompt in pairs)
 
@@ -123,7 +123,7 @@ class Reliance:
         return self._share([_side(output, _conflict(prompt)) == CONTEXT for output, prompt in pairs])
 
     def m_c(self) -> Interval:
-        """The mean of M_C: the context's answer's probability over that of both answers (Goyal et al. 2024, Eq. 14)."""
+        """The mean of M_C: p(context's answer) divided by the sum over both answers (Goyal et al. 2024, Eq. 14)."""
         shares = self.log_odds.double().sigmoid().numpy()[:, None]
         [interval] = mean_intervals(np.asarray(shares), self._clusters)
         return interval.within(0.0, 1.0)
@@ -216,8 +216,8 @@ def read_reliance(
 ) -> Reliance:
     """Ask a model about knowledge conflicts with their context and without it, and read where it looks.
 
-    Prompts with their context are read once for all of this where the model's cache allows it (see
-    `HookedModel.shares_prefixes`), and four times elsewhere.
+    Where the model's cache allows it (see `HookedModel.shares_prefixes`), prompts with their context are read only
+    once; elsewhere they are read four times.
 
     Raises `DataError` for prompts that are not about conflicts or have no span "context", and unless both have the same
     facts; `BadRowsError` as `generate` and `read_answer_probability` do.

@@ -75,10 +75,10 @@ def read_value_salience(model: BridgedModel, answer_tokens: AnswerTokens, *, at:
     (W_U difference) . gain . W_O W_V norm(x). x represents the subject's last token, the same at every layer:
     "embedding" is its embedding, "extended" the embedding plus the output of the first MLP. For the subject's actual
     residual stream, see `DirectAttribution.value_salience`. Value biases are left out, since they do not depend on the
-    subject. Norms before W_V are applied. A norm after attention (Gemma 2) has the scale that it has where all heads
-    attend fully to the subject. Of the final norm only the gain is used, so values are logits per unit of its input.
-    Holds one number for each fact, layer and head. Raises `DataError` for another `at`, and `ModelError` for a family
-    whose layers do not begin with a norm of the residual stream.
+    subject. Norms before W_V are applied. A norm after attention (Gemma 2) has the scale that it would have if all
+    heads attended fully to the subject. Of the final norm only the gain is used, so values are logits per unit of its
+    input. Holds one number for each fact, layer and head. Raises `DataError` for another `at`, and `ModelError` for a
+    family whose layers do not begin with a norm of the residual stream.
     """
     x, subject = _subjects(model, answer_tokens, at)
     direction = _direction(model, answer_tokens)

@@ -29,11 +29,11 @@ def read_value_weighted_attention(
     large probability and a small value, as the first one often is, counts little. x_k is what the layer's attention
     gets for token k, after its norm. The value bias b_V is part of each token's vector, as in the paper; the output
     bias b_O belongs to no token and is left out. Heads that share values (grouped queries) each have their own W_O. A
-    norm after attention (Gemma 2) is not applied. Entries are lengths of vectors, not probabilities: from 0, without an
-    upper end, in the model's own units.
+    norm after attention (Gemma 2) is not applied. Entries are lengths of vectors, not probabilities: they are at least
+    0, have no upper bound, and are in the model's own units.
 
-    Holds prompts x layers x heads x longest prompt x 4 bytes. Raises `ModelError` for a family whose attention writes
-    something else than these vectors add up to, and what `read_attention` raises.
+    Holds prompts x layers x heads x longest prompt x 4 bytes. Raises `ModelError` for a family in which these vectors
+    do not add up to what attention writes, and what `read_attention` raises.
     """
     rows = value_weighted_rows(model)
     read = gather_rows(model.hooked, prompts, rows, batch_size=batch_size, progress=progress)

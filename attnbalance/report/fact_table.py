@@ -61,10 +61,9 @@ def relation_rows(facts: FactSet) -> list[RelationRow]:
 def describe_facts(facts: FactSet) -> str:
     """A table in Markdown with a row for each relation, and the first fact's question and statement.
 
-    Beside the most frequent first answer stands the share of facts that accept it: what a constant answer gets right.
-    Where only some facts have a
-    popularity, their number stands beside the quantiles. Raises `DataError` if a first fact's question does not hold
-    its subject once.
+    After the most frequent first answer, the table gives the share of facts that accept it: what a constant answer gets
+    right. If only some facts have a popularity, their number follows the quantiles. Raises `DataError` if a first
+    fact's question does not hold its subject once.
 
     >>> from attnbalance import Fact
     >>> print(describe_facts(FactSet((Fact("France", "capital", ("Paris",), 9.0),))).splitlines()[-1])

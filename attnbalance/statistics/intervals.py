@@ -85,9 +85,9 @@ def mean_intervals(
     `simultaneous`, these are quantiles of the largest t of all columns in a resample (Westfall and Young 1993,
     "Resampling-based multiple testing"), so all intervals hold together; correlated columns widen them less.
 
-    Departures: each end is at least as far from the mean as Student's. A resample's standard error counts as at least
-    the sample's over the number of clusters. If over 2.5% of resamples give a column no spread (few of its clusters
-    differ), it widens only its own interval.
+    Departures: each end is at least as far from the mean as in Student's interval. A resample's standard error is taken
+    to be at least the sample's divided by the number of clusters. If over 2.5% of resamples give a column no spread
+    (few of its clusters differ), it widens only its own interval.
 
     An end may lie outside the range of the values. A constant column has an interval of zero width. There is no
     interval (NaN) for values that are not finite, with fewer than `MIN_CLUSTERS` clusters, and where one of them
@@ -99,11 +99,12 @@ def mean_intervals(
     simultaneous interval misses in at most 6% of samples of 10 or more clusters with any of these, in 2 to 9% with
     SmolLM2-135M's attention, and in up to 50% with 5 clusters. If one cluster holds a third of all prompts, a column's
     own interval contains the mean in .93 or .94 of samples of 10 to 50 clusters with Beta(.5, 8) values, and in .90 or
-    .91 with lognormal values. If 30 clusters have 20, 10, 6, 5, 4, ... prompts, alike within, and larger ones larger
-    values, it does so in .81 to .86. A bootstrap cannot know values that the sample lacks: if one prompt in 25 has
-    twenty times the usual attention, some layer's interval misses in 40% of samples of 20 prompts, 27% of 30, 4% of
-    150. So it does with SmolLM2-135M's attention to 300 subjects of five relations, of which a few get nine standard
-    deviations more than the mean: in 45%, 57%, 43% and 8% of samples of 20, 30, 50 and 150 (200 samples each).
+    .91 with lognormal values. If 30 clusters have 20, 10, 6, 5, 4, ... prompts, which are alike within a cluster, and
+    larger clusters have larger values, it contains the mean in .81 to .86. A bootstrap cannot know values that the
+    sample lacks: if one prompt in 25 has twenty times the usual attention, some layer's interval misses in 40% of
+    samples of 20 prompts, 27% of 30, 4% of 150. The same happens with SmolLM2-135M's attention to 300 subjects of five
+    relations, since a few subjects get nine standard deviations more than the mean: some layer's interval misses in
+    45%, 57%, 43% and 8% of samples of 20, 30, 50 and 150 (200 samples each).
     """
     table = np.asarray(values, dtype=float)
     return _ratio_intervals(table, np.ones(len(table)), clusters, simultaneous, seed)
@@ -131,9 +132,10 @@ def seed_interval(values: Sequence[float]) -> Interval:
     It covers everything that differs between seeds: training, and facts if each seed has its own. One seed has no
     interval (NaN). Raises `DataError` for no numbers.
 
-    Seeds that agree by chance give an interval of zero width, which does not mean that the mean is known. So shares of
-    few facts near 0 or 1 are covered less often than in .95 of samples: simulated (4,000 samples each), a share of .95
-    of 16 facts in .66 with 2 seeds, .86 with 3 and .90 with 5; of 60 facts in .90 with 2 seeds and .96 with 3.
+    Seeds that agree by chance give an interval of zero width, which does not mean that the mean is known. So coverage
+    can be below .95 for shares of few facts near 0 or 1. In simulations (4,000 samples each), a share of .95 of 16
+    facts is covered in .66 of samples with 2 seeds, .86 with 3 and .90 with 5; of 60 facts, in .90 with 2 seeds and .96
+    with 3.
 
     >>> interval = seed_interval([1.0, 2.0, 3.0])
     >>> print(f"{interval.mean:.1f} [{interval.low:.2f}, {interval.high:.2f}]")
@@ -158,10 +160,11 @@ def rank_correlations(
     Ranks are taken once, over all prompts; ties share their mean rank. The interval is computed for Fisher's z of the
     correlation, as `mean_intervals` of each prompt's linear influence on z, and transformed back to correlations.
 
-    Departures: in z, each end is at least as far from the correlation as normal theory has it, Student's quantile times
-    sqrt(1.06 / (clusters - 3)) (Fieller, Hartley and Pearson 1957); where two rankings are equal or nearly so, the
-    influence has no spread. There is no interval (NaN) with fewer than `MIN_RANKED` clusters, where one outweighs the
-    others (see `are_enough`), and where all values of a column, or of `other`, are equal; the correlation is then 0.
+    Departure: in z, each end is at least as far from the correlation as in normal theory: Student's quantile times
+    sqrt(1.06 / (clusters - 3)) (Fieller, Hartley and Pearson 1957). If two rankings are equal or nearly so, the
+    influence has no spread, and only this bound is left. There is no interval (NaN) with fewer than `MIN_RANKED`
+    clusters, where one outweighs the others (see `are_enough`), and where all values of a column, or of `other`, are
+    equal; the correlation is then 0.
 
     Coverage measured by benchmarks/intervals.py for normal values and 30 columns: at least one simultaneous interval
     misses in about 10% of samples of 10 clusters, and in 3 to 9% of 20 and more.

@@ -80,9 +80,9 @@ def gain_interval(gained: npt.ArrayLike, clusters: Sequence[str]) -> Interval:
     accuracies. If one of the two shares has no interval, there is none (NaN).
 
     Coverage measured by benchmarks/intervals.py: the interval contains the truth in .94 or more of samples of 5 to 150
-    subjects with 1 prompt each. Of 5 prompts each, whose answers are 90% alike within a subject, it does so less often
-    where gains are rare and hit whole subjects: for accuracies of .05 and .02 in .86 of samples of 50 subjects, for .9
-    and .85 in .89 of 30 and .91 of 50, for .5 and .3 in .93 of 10; with more or fewer subjects in .94 or more.
+    subjects with 1 prompt each. With 5 prompts each, whose answers are 90% alike within a subject, coverage is lower
+    where gains are rare and hit whole subjects: for accuracies of .05 and .02, .86 of samples of 50 subjects; for .9
+    and .85, .89 of 30 and .91 of 50; for .5 and .3, .93 of 10. With more or fewer subjects it is .94 or more.
     """
     gained = np.asarray(gained)
     _check("gained", gained.ravel().tolist(), (-1, 0, 1))

@@ -40,7 +40,7 @@ def compare_salience(
     command: str = "",
     progress: bool = False,
 ) -> str:
-    """Read what each model stores of the facts and write the folder `out`, whole; returns the answer in words.
+    """Read what each model stores about the facts and write the folder `out`, all at once; returns the answer in words.
 
     Writes salience.json, salience.parquet, salience.png, popularity.png and prompts.jsonl. A folder that is finished
     with the same settings, facts and weights is left as it is. Raises `AttnBalanceError` for facts, models and folders

@@ -32,9 +32,9 @@ KIND = "study"
 def study(path: str | Path, out: str | Path, *, worker: str | None = None, progress: bool = False) -> str:
     """Run a study, or one worker's part "I/N" of it, into the folder `out`; returns the table, or what is left to do.
 
-    Fits that have a result are not done again, and a killed one goes on where it was. The worker that finds all results
-    there writes `table.md`, `study.json` and `study.png`; the results are the same for any number of workers. Where
-    `worker` is None, Slurm's array index counts. Raises `AttnBalanceError` for a study that cannot be run.
+    Finished fits are not run again, and a killed fit resumes. The worker that finds all results complete writes
+    `table.md`, `study.json` and `study.png`. The results are the same for any number of workers. If `worker` is None,
+    Slurm's array index is used, if there is one. Raises `AttnBalanceError` for a study that cannot be run.
     """
     from attnbalance.studies.tables import write_tables
 

@@ -49,7 +49,7 @@ LARGE_STEP = "the learning rate is at least eta*, and leaves attention that a fl
 
 
 def second_phase_rate(model: ContextModel, points: Points) -> float:
-    """eta*: the smallest learning rate after one step of which contexts lose score, theta_C^T G phi(r) < 0.
+    """eta*: the smallest learning rate at which contexts lose score after one step, theta_C^T G phi(r) < 0.
 
     Computed by doubling and Brent's method on the exact gradient. Infinity if no such rate is found before the gradient
     underflows: it shrinks like exp(-eta A_1 / 8), and eta* grows with the number of points. If A_2 > 0 the sign changes
@@ -198,8 +198,8 @@ def theorem_1(model: ContextModel, points: Points, learning_rate: float | None =
     The conflicts are the test points; training uses all others. A conflict's s must not be in D either, or its own
     direction changes too (eq. 150 takes this for granted), and v(a, c) = v(c, s) = o_c. Eq. 165 is monotone in sigma_c,
     not "delta_C", because v(c, c) and v(a, s) are above o_c; delta_M > delta_C is not used. The second fall may be too
-    small to change M_C in floating point, so the verdict uses the exact change of its log-odds, from that of the
-    scores.
+    small to change M_C in floating point, so the verdict uses the exact change of its log-odds, computed from the
+    change of the scores.
     """
     tests, trained = points.of(CONFLICT), points.of(*set(points.kinds) - {CONFLICT})
     if not len(tests) or not len(trained):

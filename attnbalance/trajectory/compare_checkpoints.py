@@ -52,7 +52,7 @@ def compare_checkpoints(
     facts: what to ask about.
     settings: how models are asked and read.
     out: the folder to write, all at once.
-    base: the model before training, which is step 0, and which adapters are put on; by default the one that they name.
+    base: the model before training, which is step 0 and gets the adapters; by default the base that the adapters name.
     readings: what to measure besides subject attention (see `compare`).
     skip_bad: drop facts that cannot be asked, instead of raising.
     command: the command line that the report names.

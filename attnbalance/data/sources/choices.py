@@ -42,9 +42,9 @@ def _csv_files(folder: Path, seen: set[Path]) -> Iterator[Path]:
 def load_choices(path: str | Path) -> InstructionSet:
     """The questions of .csv files as MMLU has them: without a header, each row a question, its choices and a letter.
 
-    A file's name is the topic: `prehistory_test.csv` holds questions about prehistory. A question that was read before
-    is dropped and counted, and one that comes with two letters is dropped whole. Raises `DataError`, naming file and
-    line, for rows that are no question with choices.
+    A file's name is the topic: `prehistory_test.csv` holds questions about prehistory. Repeats of a question are
+    dropped and counted. A question that occurs with two different letters is dropped altogether. Raises `DataError`,
+    naming file and line, for rows that are no question with choices.
     """
     rows, times, contradicted = dict[str, Choice](), Counter[str](), set[str]()
     for file in choice_files(path):

@@ -26,10 +26,10 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     These are the columns of Goyal et al.'s world facts and capitals. `answer` and `memory_answer` are a text or a JSON
     list of accepted ones; files that this package wrote, with `answers` and `memory_answers`, are read as well. Without
     the column `subject` the whole question counts as the subject. A table with the columns of `QUOTES` is read as
-    memo-trap: the instruction is the context, the beginning of the quote the question, the wanted end the context's
-    answer, the usual one that of memory. Rows that are no conflict (see `Conflict`) are dropped and counted. Warns of
-    cells that do not look like one answer (see `warn_of_cells`), but for quotes, which may end in any word. Raises
-    `DataError` for a file that cannot be read, and if no row is left.
+    memo-trap: the instruction becomes the context, and the beginning of the quote becomes the question. The wanted
+    ending is the context's answer, and the usual ending is the remembered one. Rows that are no conflict (see
+    `Conflict`) are dropped and counted. Warns of cells that do not look like one answer (see `warn_of_cells`), but for
+    quotes, which may end in any word. Raises `DataError` for a file that cannot be read, and if no row is left.
     """
     if path is None:
         raise DataError("conflicts come from a file: conflicts:PATH")

@@ -46,10 +46,10 @@ def load_entity_questions(path: str | Path | None = None) -> FactSet:
     """EntityQuestions' facts, from one of its files (`P17.dev.json`) or from a folder of them (`dataset/dev`).
 
     A file is a JSON list of objects with `question` and `answers`; its name begins with the property. The subject is
-    what stands in the place of the relation's form of question. Questions of the same words about one subject become
-    one fact with all answers. The files hold no popularity: join page views with `with_popularity`, or rank facts by
-    the model's loss. Raises `DataError` for a path without such files, a property that is not in `RELATIONS`, and,
-    naming the row, for another form of question.
+    the part of the question that fills the slot in its relation's form of question. Questions with the same words about
+    one subject become one fact with all answers. The files hold no popularity: join page views with `with_popularity`,
+    or rank facts by the model's loss. Raises `DataError` for a path without such files, a property that is not in
+    `RELATIONS`, and, naming the row, for another form of question.
     """
     if path is None:
         raise DataError("EntityQuestions come from files: entityquestions:FOLDER, such as entityquestions:dataset/dev")

@@ -1,4 +1,4 @@
-"""Facts by the name of their source: NAME or NAME:PATH of a dataset in `SOURCES`, or the path of an own file."""
+"""Facts by the name of their source: NAME or NAME:PATH of a dataset in `SOURCES`, or the path of a user's own file."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ BATCHES = 16
 def row_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     """`row-anchor(FORM)`: squared distance of each head's row from the base model's, mean over layers and heads.
 
-    question: the whole row, on the same prompt. Other forms: the subject's share of the row, the part that two
-    prompts have in common, against its value for the same fact in that form. It fixes where the model looks, not what
-    it finds there: with changed values the same row gives other answers.
+    question: the whole row, on the same prompt. Other forms: only the subject's share of the row, the part that two
+        prompts have in common, compared with its value for the same fact in that form. The term fixes where the model
+        looks, not what it finds there: with changed values, the same row gives other answers.
     """
     if term.argument == "question":
         base = forward.target(f"{term.key}{POSITIONS}")
@@ -51,9 +51,9 @@ def state_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     """`state-anchor(FORM)`: the last prompt token's residual stream against the base's at the last token of FORM.
 
     Squared distance relative to the base's squared length, mean over layers: hint-based distillation (Romero et al.
-    2015), from another prompt instead of another model. Attention brings to the last token what is read there, so the
-    term asks attention to bring, layer by layer, what it brings in the form that the base knows. This says far more
-    about each fact than the answer does. Like `kl` it teaches what the base holds to be true, and nothing new.
+    2015), from another prompt instead of another model. Attention moves information to the last token. The term asks it
+    to move, layer by layer, what it moves in the form that the base knows. This target says far more about each fact
+    than the answer does. Like `kl`, it teaches what the base holds to be true, and nothing new.
     """
     base = forward.target(term.key).float()
     distance = (forward.needed_states.float() - base).square().sum(-1)

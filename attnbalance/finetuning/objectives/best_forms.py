@@ -74,8 +74,8 @@ def rate_forms(
 ) -> dict[str, Rated]:
     """For each relation, the form in which the base completes most of its facts.
 
-    Of forms in which it completes equally many (none, of facts that are all new), the one that gives the right answers
-    more probability, in the mean of its logarithm.
+    If it completes equally many in several forms (none, if all facts are new), the one with the highest mean
+    log-probability of the right answers is chosen.
 
     At most `TRIED` facts of a relation are asked. A form takes part if it can ask about all facts of the relation: the
     few-shot forms need enough subjects, and each must fit the model's positions (a warning names the fact that does

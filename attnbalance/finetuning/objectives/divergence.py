@@ -29,13 +29,13 @@ def divergence(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     """`kl(FORM)`: KL divergence of the answer's tokens from the base model's prediction of them after FORM, nats.
 
     Self-distillation in the sense of learning without forgetting (Li & Hoiem 2016), from the form in which the base
-    answers from its knowledge. The divergence is taken over the base's `TOP` most probable tokens and all others as
-    one, which is at most the whole divergence. Text of the label after the answer is held to the base as well; only
-    the special tokens at the end, which a statement does not have, are learned by cross-entropy. After a statement or
-    few shots a label must begin with an accepted answer; the form question takes any label. Where the tokenizer splits
-    the answer differently after FORM, tokens that spell the same characters are held to the base's prediction (a chat's
-    first token lacks the space that it has after a statement), and the others are learned. The term holds the model to
-    what the base says, mistakes included: facts that the base does not know are not learned.
+    answers from its knowledge. The divergence is taken over the base's `TOP` most probable tokens, with all other
+    tokens merged into one; this gives at most the full divergence. Text of the label after the answer is held to the
+    base as well; only the special tokens at the end, which a statement does not have, are learned by cross-entropy.
+    After a statement or few shots a label must begin with an accepted answer; the form question takes any label. Where
+    the tokenizer splits the answer differently after FORM, tokens that spell the same characters are held to the base's
+    prediction (a chat's first token lacks the space that it has after a statement), and the others are learned. The
+    term holds the model to what the base says, mistakes included: facts that the base does not know are not learned.
     """
     ids, base = forward.target(f"{term.key} ids{TOKENS}"), forward.target(f"{term.key}{TOKENS}")
     return divergence_of(forward.logits, ids, base)

@@ -90,11 +90,11 @@ class GradientRules:
     """Applies the terms `project` and `weight-anchor`, and a limit of rank, to the gradient of each step.
 
     `project`: removes from the gradient of W_Q and W_K the part that lowers the mean subject share of the rows
-    (`without_harm`). It keeps attention to first order in plain gradient descent. Adam rescales every entry, and other
-    trained weights move the rows too: there it only slows the loss of attention. It costs a second backward pass, and
-    cannot restore what is lost. `weight-anchor`: adds the gradient of the summed squared distance of W_Q and W_K from
-    their initial values (L2-SP, Li et al. 2018); under LoRA, of the adapters' product. It holds the weights, not their
-    function: other weights may change what they read.
+    (`without_harm`). In plain gradient descent it keeps attention to first order. Adam rescales every entry, and other
+    trained weights move the rows too. In these cases it only slows the loss of attention. It costs a second backward
+    pass, and cannot restore what is lost. `weight-anchor`: adds the gradient of the summed squared distance of W_Q and
+    W_K from their initial values (L2-SP, Li et al. 2018); under LoRA, of the adapters' product. It holds the weights,
+    not their function: other weights may change what they read.
 
     Raises `DataError` for a rank below 1 and for one that limits no trained matrix, `ModelError` if W_Q and W_K are not
     trained.
