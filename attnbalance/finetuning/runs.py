@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,9 @@ NONE = FactSet(())
 
 TRAJECTORY = "trajectory.json"
 
+MIXED = ", in mixed precision ({})"
+"""How `Run.trained` ends after training in a mixed precision."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -78,6 +82,12 @@ class Run:
     """How many facts, or instructions, of the source were left out, by reason."""
     instructions: Mapping[str, object]
     """Of a run on instructions: their `source`, and the numbers `train` and `validation`; else empty."""
+
+    @property
+    def mixed_precision(self) -> str:
+        """The mixed precision of training, by accelerate's names, such as "no"."""
+        named = re.search(re.escape(MIXED).replace(r"\{\}", "(.+)") + "$", self.trained)
+        return named[1] if named else "no"
 
     @property
     def checkpoints(self) -> dict[int, Path]:

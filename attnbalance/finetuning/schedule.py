@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbalance.errors import DataError
@@ -14,6 +17,18 @@ MIXED_PRECISIONS = ("no", "bf16")
 
 LARGEST_COUNT = 10**9
 """No training takes more steps, examples or ranks."""
+
+
+def warn_of_precisions(precisions: Sequence[str | None], what: str) -> None:
+    """Warn if trainings that name no mixed precision had different ones, chosen by their machines; None: unknown."""
+    count = Counter(filter(None, precisions))
+    if len(count) > 1:
+        of = ", ".join(f"{number} {name}" for name, number in sorted(count.items()))
+        warnings.warn(
+            f"{what} were trained in different mixed precisions, which their machines chose ({of}); name one with "
+            "mixed_precision, and a new folder",
+            stacklevel=4,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Checks of a training step: the loss is the objective's, and it is finite."""
+"""Checks of a training step: it is taken, its loss is the objective's, and the loss is finite."""
 
 from __future__ import annotations
 
@@ -7,11 +7,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from attnbalance.errors import DivergenceError, ModelError
 from attnbalance.finetuning.example_sets import first_text
 from attnbalance.finetuning.objectives.objective import Objective
+
+
+class RequireStep(TrainerCallback):
+    """Refuses optimizer steps without the training step of `ObjectiveMixin`, which a class before it may replace.
+
+    name: the trainer's class.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.taken = name, False
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Raise `ModelError` if no training step was taken since the last optimizer step."""
+        if not self.taken:
+            raise ModelError(
+                f"{self.name}.training_step leaves out that of ObjectiveMixin, which checks the loss and applies the "
+                "rules on gradients: let it call super().training_step, or train all weights on the objective 'ce'"
+            )
+        self.taken = False
 
 
 def check_step(trainer: Trainer, objective: Objective, loss: Tensor, inputs: Mapping[str, Any], computed: bool) -> None:

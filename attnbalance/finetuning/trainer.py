@@ -36,7 +36,7 @@ from attnbalance.finetuning.objectives.gradients import GradientRules
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights
-from attnbalance.finetuning.step_checks import check_step
+from attnbalance.finetuning.step_checks import RequireStep, check_step
 from attnbalance.finetuning.trainer_checks import (
     check_data,
     check_lengths,
@@ -124,8 +124,10 @@ class ObjectiveMixin(_Base):
         rules = gradient_rank is not None or self.objective.changes_gradients
         check_ways_of_training(self, self.objective, rules, self._frozen, self._hooked is not None)
         self._rules = GradientRules(model, self.objective, gradient_rank)
-        self.add_callback(RestoreFrozen(self._frozen))
-        self.add_callback(LogBase(self.base_completes))
+        self._step = RequireStep(type(self).__name__)
+        required = [self._step] if rules or self._frozen or not self.objective.plain else []
+        for callback in (RestoreFrozen(self._frozen), LogBase(self.base_completes), *required):
+            self.add_callback(callback)
 
     def _own_loss(self) -> bool:
         """Whether the loss is computed here, and not by the trainer's own class."""
@@ -290,6 +292,7 @@ class ObjectiveMixin(_Base):
         if self.accelerator.sync_gradients:
             self._rules.apply(self.accelerator)
             self._frozen.mask_gradients(model)  # a gradient of low rank fills all entries
+        self._step.taken = True
         return loss
 
 

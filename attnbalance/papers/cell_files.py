@@ -14,13 +14,19 @@ from attnbalance.papers.figure import Cell
 from attnbalance.papers.sources import Sources
 
 
-def write_cell(out: Path, cell: Cell, values: Mapping[str, Any], seconds: float) -> None:
-    """Write what a cell gave, and how long it took. Raises `ModelError` if a number is not finite."""
+def write_cell(
+    out: Path, cell: Cell, values: Mapping[str, Any], seconds: float, mixed_precision: str | None = None
+) -> None:
+    """Write what a cell gave, how long it took, and in which mixed precision a language model was trained, if one was.
+
+    Raises `ModelError` if a number is not finite.
+    """
     try:
         json.dumps(values, allow_nan=False)
     except ValueError as error:
         raise ModelError(f"{cell.name} gave numbers that are not finite ({error})") from error
     about = {"settings": dict(cell.settings), "values": values, "values_sha256": _digest(values), "seconds": seconds}
+    about["mixed_precision"] = mixed_precision
     write_json(_file(out, cell), about | provenance())
 
 

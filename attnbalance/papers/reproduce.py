@@ -18,6 +18,7 @@ from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelE
 from attnbalance.files.outputs import as_folder
 from attnbalance.files.work import in_place, locked
 from attnbalance.files.worker import parse_worker
+from attnbalance.finetuning.schedule import warn_of_precisions
 from attnbalance.papers.cell_files import refuse_others, saved_cell, sources_of, write_cell
 from attnbalance.papers.figure import Cell, CellResult, PaperFigure
 from attnbalance.progress import progress_bar
@@ -87,20 +88,20 @@ def reproduce(
     check_size(scale, seeds, workers)
     index, count = parse_worker(worker)
     place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
+    given = {"facts": facts, "model": model, "instructions": instructions, "conflicts": conflicts}
+    given |= {"squad": squad, "choices": choices, "mixed_precision": mixed_precision}
+    sources = sources_of(out, given)
+    work = {
+        name: figure.cells(scale, range(seeds), sources)
+        for name, figure in figures().items()
+        if not sources.missing(figure.needs)
+    }
+    refused: dict[str, AttnBalanceError] = {
+        figure.name: DataError(sources.missing(figure.needs)) for figure in chosen if figure.name not in work
+    }
+    if len(refused) == len(chosen):
+        raise DataError(_listed(refused))
     with in_place(out, KIND, {"scale": scale}), locked(place):
-        given = {"facts": facts, "model": model, "instructions": instructions, "conflicts": conflicts}
-        given |= {"squad": squad, "choices": choices, "mixed_precision": mixed_precision}
-        sources = sources_of(out, given)
-        work = {
-            name: figure.cells(scale, range(seeds), sources)
-            for name, figure in figures().items()
-            if not sources.missing(figure.needs)
-        }
-        refused: dict[str, AttnBalanceError] = {
-            figure.name: DataError(sources.missing(figure.needs)) for figure in chosen if figure.name not in work
-        }
-        if len(refused) == len(chosen):
-            raise DataError(_listed(refused))
         asked = {figure.name: work[figure.name] for figure in chosen if figure.name in work}
         refuse_others(_distinct(asked), out)
         refused |= _run(asked, out, workers, slice(index, None, count), progress)
@@ -120,6 +121,8 @@ def reproduce(
         refusals = {name: str(error) for name, error in refused.items()}
         made = _distinct({name: work[name] for name in done}).values()
         seconds = sum(saved_cell(out, cell)["seconds"] for cell in made)
+        if sources.mixed_precision is None:
+            warn_of_precisions([saved_cell(out, cell).get("mixed_precision") for cell in made], "cells")
         shown = [figure for name, figure in figures().items() if name in done or name in refusals]
         about = {"scale": scale, "seeds": seeds, "seconds": seconds, "model": sources.model, "command": command}
         write_page(shown, done, refusals, out, about)
@@ -144,10 +147,15 @@ def usual_workers() -> int:
 
 def run_cell(figure: str, cell: Cell, out: Path) -> None:
     """Run one cell and write its file (see `write_cell`)."""
+    from attnbalance.finetuning.loop import precision_of
+    from attnbalance.papers.finetuned import LOSS, finetuning_of
+
     began = time.perf_counter()
     values = figures()[figure].run(cell.settings)
     seconds = time.perf_counter() - began
-    write_cell(out, cell, values, seconds)
+    trained = LOSS in values and "model" in cell.settings
+    precision = precision_of(finetuning_of(cell.settings).schedule) if trained else None
+    write_cell(out, cell, values, seconds, precision)
 
 
 def chosen_figures(names: Sequence[str]) -> list[PaperFigure]:

@@ -60,6 +60,7 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         "method_settings": dict(method),
         "settings": dict(best.config),
         "trained": best.trained,
+        "mixed_precision": best.mixed_precision,
         "dtype": prepared.dtype,
         "best_step": best.best_step,
         "replayed": len(best.replay),

@@ -18,6 +18,7 @@ from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputEr
 from attnbalance.files.outputs import MARKER, as_folder, check_saved, provenance, read_json, read_saved, write_json
 from attnbalance.files.work import in_place, is_finished, is_locked, locked
 from attnbalance.files.worker import parse_worker
+from attnbalance.finetuning.schedule import warn_of_precisions
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.progress import progress_bar
 from attnbalance.studies.plan import REPLAYS, Fit, Study, Variant, parse_study, recipe_of, variants
@@ -63,6 +64,7 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
                 _refuse_changed(world, settings, _with_files(plan.worlds[world]), out)
             results = [read_saved(out / fit.folder / RESULT) for fit in plan.fits]
             _warn_of_versions(results)
+            _warn_of_precisions(results)
             return write_tables([*_controls(plan, out, progress), *results], out)
     return (
         f"{len(plan.fits) - len(missing)} of {len(plan.fits)} fits are done; the others are other workers'. "
@@ -92,6 +94,12 @@ def _warn_of_versions(results: Sequence[Mapping[str, Any]]) -> None:
             "name a new folder to make all of them by one version",
             stacklevel=3,
         )
+
+
+def _warn_of_precisions(results: Sequence[Mapping[str, Any]]) -> None:
+    """Warn if machines chose different mixed precisions for fits whose methods name none."""
+    chosen = [result for result in results if result["method_settings"].get("mixed_precision") is None]
+    warn_of_precisions([result.get("mixed_precision") for result in chosen], "fits")
 
 
 def _controls(plan: Study, out: Path, progress: bool) -> list[dict[str, Any]]:

@@ -200,6 +200,7 @@ def test_mixed_precision_is_torchs_autocast_and_keeps_weights_in_float32(
         assert {(True, mixed, dtype), (False, mixed, dtype)} <= kinds  # training and validation
         assert {kind for kind in kinds if kind[0]} == {(True, mixed, dtype)}
         assert runs[precision].trained.endswith(", in mixed precision (bf16)") == mixed
+        assert runs[precision].mixed_precision == ("bf16" if mixed else "no")
     assert_equal_weights(runs[None].path, runs[launched or "no"].path)
     exact, rounded = (weights(runs[precision].path) for precision in ("no", "bf16"))
     assert all(value.dtype == torch.float32 for value in rounded.values())

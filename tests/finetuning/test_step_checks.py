@@ -10,6 +10,7 @@ from transformers import Trainer
 
 from attnbalance.errors import DivergenceError, ModelError
 from attnbalance.finetuning.examples import collate
+from attnbalance.finetuning.parameters import select_weights, train_only
 from attnbalance.finetuning.trainer import ObjectiveMixin, ObjectiveTrainer
 
 
@@ -43,6 +44,37 @@ def test_a_loss_of_the_users_own_is_followed_where_there_is_no_other_objective(t
     Before(model=models[0], args=arguments(tmp_path), objective="ce", **usual).train()
     Own(model=models[1], args=arguments(tmp_path), data_collator=lambda batch: collate(batch, 0), **usual).train()
     assert_close(*(dict(model.named_parameters()) for model in models), 0)
+
+
+class OwnStep(ObjectiveTrainer):
+    """A training step that computes the objective, and leaves out what ObjectiveMixin does to gradients."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = self.compute_loss(model.train(), self._prepare_inputs(inputs), num_items_in_batch=num_items_in_batch)
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+class CallingStep(ObjectiveTrainer):
+    """A training step that calls ObjectiveMixin's."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+def test_a_training_step_that_leaves_out_the_mixins_is_refused_where_something_is_lost(tmp_path):
+    def of(kind, objective, frozen=None, gradient_rank=None):
+        model = tiny_model("llama")
+        held = None if frozen is None else train_only(model, select_weights(model, frozen))
+        how = {"objective": objective, "frozen": held, "gradient_rank": gradient_rank}
+        kind(model=model, args=arguments(tmp_path), train_dataset=some_examples(), **how).train()
+        return dict(model.named_parameters())
+
+    for how in (("ce", "q@1.0"), ("ce", None, 1), ("2*ce",)):
+        with pytest.raises(ModelError, match=r"OwnStep.training_step leaves out that of ObjectiveMixin"):
+            of(OwnStep, *how)
+        assert_close(of(CallingStep, *how), of(ObjectiveTrainer, *how), 0)
+    assert_close(of(OwnStep, "ce"), of(ObjectiveTrainer, "ce"), 0)
 
 
 def test_a_loss_that_is_not_finite_names_its_step_and_batch(tmp_path):

@@ -23,6 +23,7 @@ from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.files.work import locked
 from attnbalance.papers import reproduce as reproduction
 from attnbalance.papers.figure import Cell, Claim, Panel, PaperFigure, Series, by_seed
+from attnbalance.papers.finetuned import LOSS
 from attnbalance.papers.reproduce import figures, joined, reproduce
 from attnbalance.papers.sources import Sources
 from attnbalance.statistics.intervals import seed_interval
@@ -172,6 +173,31 @@ def test_the_model_of_the_folders_cells_is_taken_where_none_is_named(
     assert (tmp_path / "cells" / "cell-some-model-2.json").exists()
 
 
+def test_cells_trained_in_the_precisions_of_several_machines_are_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    language(monkeypatch)
+    asked = reproduction.figures()["language"]
+
+    def cells(scale: str, seeds, sources: Sources) -> list[Cell]:
+        plain = [Cell(cell.name, {**cell.settings, "training": {}}) for cell in asked.cells(scale, seeds, sources)]
+        named = {} if sources.mixed_precision is None else {"mixed_precision": sources.mixed_precision}
+        return [Cell(cell.name, {**cell.settings, **named}) for cell in plain]
+
+    trained = replace(asked, cells=cells, run=lambda settings: run(settings) | {LOSS: 1.0})
+    monkeypatch.setattr(reproduction, "figures", lambda: {"language": trained})
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    reproduce(["language"], tmp_path / "out", seeds=2, model="some-model")
+    assert not recwarn.list
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
+    with pytest.warns(UserWarning, match=r"cells were trained in different mixed precisions, .* \(2 bf16, 1 no\)"):
+        reproduce(["language"], tmp_path / "out", seeds=3, model="some-model")
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    reproduce(["language"], tmp_path / "named", seeds=2, model="some-model", mixed_precision="no")
+    saved = [json.loads(path.read_text()) for path in (tmp_path / "named" / "cells").glob("*.json")]
+    assert [cell["mixed_precision"] for cell in saved] == ["no", "no"]
+
+
 def test_an_empty_source_is_not_taken_for_none(tmp_path: Path) -> None:
     for name in ("facts", "model", "instructions", "conflicts"):
         with pytest.raises(DataError, match=f"`{name}` must name something, got an empty text"):
@@ -278,11 +304,13 @@ def test_a_figure_whose_facts_cannot_be_had_raises_alone_and_is_told_among_other
         (["all"], {"scale": "huge"}, "`scale` must be tiny, small or paper.*got 'huge', 5 and 1"),
         (["all"], {"seeds": 1}, "`seeds` at least 2.*got 'small', 1 and 1"),
         (["first"], {"workers": 0}, "`workers` at least 1; got 'small', 5 and 0"),
+        (["first"], {"mixed_precision": "bf17"}, "`mixed_precision` must be no or bf16, got 'bf17'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(names: list[str], options: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         reproduce(names, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_of_another_scale_or_other_settings_is_refused(tmp_path: Path) -> None:

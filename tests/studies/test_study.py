@@ -295,6 +295,21 @@ def test_a_table_of_fits_of_two_versions_says_so(config: Path, done: Path, tmp_p
         study(config, out)
 
 
+def test_a_table_of_fits_in_the_precisions_of_several_machines_says_so(
+    config: Path, done: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    study(config, out)
+    assert not any("mixed precision" in str(warning.message) for warning in recwarn)
+    path = out / "fits/tiny/seed-0/top/plain" / RESULT
+    result = read_json(path)
+    assert result["mixed_precision"] == "no"
+    write_saved(path, {name: result[name] for name in result if name != HASH} | {"mixed_precision": "bf16"})
+    with pytest.warns(UserWarning, match=r"fits were trained in different mixed precisions, .* \(1 bf16, \d+ no\)"):
+        study(config, out)
+
+
 def test_answers_of_a_base_that_another_version_kept_are_said(config: Path, done: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(done, out)
