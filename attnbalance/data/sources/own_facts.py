@@ -21,8 +21,11 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 """What a cell of text with a number looks like; Python would also read "1_0" and "nan"."""
 
 
-SEPARATED = re.compile(r"\s*[^\[\s].*[|;].*", re.DOTALL)
-"""A cell with a "|" or ";" that is no JSON list."""
+SEPARATED = re.compile(r"\s*[^\[\s].*([|;]| / ).*", re.DOTALL)
+"""A cell with a "|", ";" or " / " that is no JSON list."""
+
+ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
+"""A character as HTML writes it, such as "&amp;"."""
 
 COLLECTION = re.compile(
     r"""(?:c|array|list|tuple|set|frozenset)?\("""
@@ -93,7 +96,7 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
     answers = [(*fact.answers, *(fact.memory_answers if isinstance(fact, Conflict) else ())) for fact in facts]
     texts = [[cell for cell in own if isinstance(cell, str)] for own in cells]
     checks = {
-        """a '|' or ';' in one answer; write several as a JSON list: ["first", "second"]""": [
+        """a '|', ';' or ' / ' in one answer; write several as a JSON list: ["first", "second"]""": [
             any(map(SEPARATED.fullmatch, own)) for own in texts
         ],
         "a subject that stands for a missing value": [fact.subject.lower() in MISSING for fact in facts],
@@ -102,6 +105,9 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
         ],
         """a number or date as a spreadsheet rewrites it (1867.0, 1E+05, ="007", 1867-11-07 00:00:00)""": [
             any(map(CHANGED.fullmatch, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
+        ],
+        "a subject with a character as HTML writes it (&amp;)": [
+            ENTITY.search(fact.subject) is not None for fact in facts
         ],
         "an answer in quotation marks, which count as a part of it": [
             any(map(QUOTED.fullmatch, own)) for own in answers

@@ -64,7 +64,7 @@ def test_cells_that_do_not_look_like_an_answer_are_warned_of(tmp_path: Path) -> 
         conflicts = load_conflicts(written(tmp_path / "some.json", [ROW, *rows]))
     assert [fact.subject for fact in conflicts] == [ROW["question"], "s0", "s1", "s2", "s3", "s0", "s1"]
     separated, missing, number, quoted = (str(each.message) for each in caught)
-    assert "2 of 7 facts have a '|' or ';' in one answer" in separated
+    assert "2 of 7 facts have a '|', ';' or ' / ' in one answer" in separated
     assert "(first: 's3': 'Lyon', 'Paris|Rome')" in separated
     assert "2 of 7 facts have an answer that stands for a missing value" in missing
     assert "1 of 7 facts have a number or date as a spreadsheet rewrites it" in number

@@ -74,7 +74,9 @@ def test_answers_in_one_cell_that_are_no_json_list_are_refused_or_warned_of(tmp_
         with pytest.raises(DataError, match="row 1: answers must be one answer or a JSON list, got "):
             load_own(path)
     path.write_text("subject,relation,answers\nA,b,x|y\nC,b,x; y\nB,b,(What's the Story) Morning Glory?\n")
-    with pytest.warns(UserWarning, match=r"2 of 3 facts have a '\|' or ';' in one answer.*\(first: 'A': 'x\|y'\)"):
+    with pytest.warns(
+        UserWarning, match=r"2 of 3 facts have a '\|', ';' or ' / ' in one answer.*\(first: 'A': 'x\|y'\)"
+    ):
         facts = load_own(path)
     assert [fact.answers for fact in facts] == [("x|y",), ("x; y",), ("(What's the Story) Morning Glory?",)]
 
@@ -141,6 +143,11 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
             (("A", cell), "an answer in quotation marks")
             for cell in ("'Paris'", '"O\'Neill"', "\u201cParis\u201d", "\u2018Paris\u2019", "\u00abParis\u00bb")
         ),
+        *(((cell, "x"), "a subject with a character as HTML") for cell in ("AT&amp;T", "O&#39;Neill", "&#x4e;")),
+        (("A", "AT&amp;T"), "a '|', ';' or ' / ' in one answer"),
+        (("AT&T", "x"), ""),
+        (("A", "Paris / Paree"), "a '|', ';' or ' / ' in one answer"),
+        *((("A", cell), "") for cell in ("AT&T", "R&B", "1/5", "AC/DC")),
         *(((cell, "x"), "a subject that stands for a missing value") for cell in ("nan", "None", "#N/A")),
         *(((cell, "x"), "") for cell in ("?", "Unknown", "'39")),
         *(
