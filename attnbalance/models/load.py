@@ -21,7 +21,7 @@ from attnbalance.models.fingerprint import adapter_states, hub_file, quick_sums
 from attnbalance.models.forward import base_of, position_limit
 from attnbalance.models.hooked import READ, HookedModel, hook
 from attnbalance.models.load_adapter import check_adapter, load_adapter, split_adapter
-from attnbalance.models.load_base import LOAD_ERRORS, brief, dtype_of, load_base
+from attnbalance.models.load_base import LOAD_ERRORS, brief, check_config, dtype_of, load_base
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -140,6 +140,7 @@ def load_limits(
     base, on_top = split_adapter(model, adapter)
     if on_top is not None:
         check_adapter(str(on_top))
+    check_config(base)
     try:
         config = load_config(base, trust_remote_code)
     except ModelError:

@@ -101,13 +101,21 @@ def brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300] or 'no message'}"
 
 
+def check_config(path: str) -> None:
+    """Raise `ModelError` for a folder without a configuration; a Hub id passes."""
+    folder = Path(path)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        inner = sorted(part.name for part in folder.glob("checkpoint-*"))
+        hint = f"; name one of the checkpoints in it, such as {folder / inner[0]}" if inner else ""
+        raise ModelError(f"{path} holds no config.json: not a Hugging Face model folder{hint}")
+
+
 def check_folder(path: str) -> None:
     """Raise `ModelError` for a folder that holds no decoder-only model in safetensors; a Hub id passes."""
+    check_config(path)
     folder = Path(path)
     if not folder.is_dir():
         return
-    if not (folder / "config.json").is_file():
-        raise ModelError(f"{path} holds no config.json: not a Hugging Face model folder")
     if read_json(folder / "config.json").get("is_encoder_decoder"):
         raise ModelError(f"{path} is an encoder-decoder model; only decoder-only causal language models can be read")
     if not any(folder.glob("*.safetensors")):

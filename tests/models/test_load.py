@@ -353,3 +353,12 @@ def test_adapters_put_into_a_base_are_refused_when_the_base_is_read_and_need_no_
         load_model(tiny_lora(base, ["q_proj"]), tokenizer=tiny_tokenizer())
     with pytest.raises(ModelError, match="adapters were put into"):
         read_attention(before, tiny_prompts())
+
+
+def test_a_trainers_folder_that_holds_checkpoints_alone_names_them(tmp_path: Path) -> None:
+    for step in (20, 5):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
+    named = r"run holds no config.json: .*; name one of the checkpoints in it, such as .*run/checkpoint-20$"
+    for load in (load_limits, load_model):
+        with pytest.raises(ModelError, match=named):
+            load(str(tmp_path / "run"))
