@@ -190,7 +190,7 @@ class ObjectiveMixin(_Base):
         """The batches that one optimizer step accumulates; counts their tokens and examples over all processes."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._own_loss() and batches:
-            counts = torch.zeros(2, device=device)
+            counts = torch.zeros(2, device=device, dtype=torch.float32)
             for batch in batches:
                 counts += torch.tensor(sizes_of(batch["labels"]), device=device)
             tokens, examples = self.accelerator.reduce(counts, "sum").tolist()  # pyright: ignore
