@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 from attnbalance.errors import ArgumentError
@@ -33,7 +34,7 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
         signature = inspect.signature(function)
         once = {name for name, parameter in signature.parameters.items() if "Iterable" in str(parameter.annotation)}
         *_, outer, own = ("", *function.__qualname__.split("."))
-        called = outer if own == "__init__" else own
+        called = outer if own == "__init__" else own if outer in ("", "<locals>") else f"{outer}.{own}"
 
         @functools.wraps(function)
         def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -59,7 +60,7 @@ def fits(value: Any, kind: Kind, once: bool = False) -> bool:
         ((key_kind, item_kind),) = kind.items()
         return isinstance(value, Mapping) and all(fits(k, key_kind) and fits(v, item_kind) for k, v in value.items())
     if not isinstance(kind, list):
-        return isinstance(value, kind)
+        return isinstance(value, {int: Integral, float: Real}.get(kind, kind))
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return False
     if isinstance(value, Iterator):

@@ -168,7 +168,7 @@ ANSWERED = Recall(FEW, FEW, (None,) * 8, FEW, {"whole-words": (True,) * 8}, (1.0
         (lambda text: load_facts("nowhere.jsonl", text), "relations"),
         (lambda text: split_facts(OSLO, "random", train_relations=text), "train_relations"),
         (lambda text: reproduce(text, "nowhere"), "names"),
-        (lambda text: READ.at(text), "prompt_ids"),
+        (lambda text: READ.at(text), "Reading.at: prompt_ids"),
         (lambda text: ANSWERED.at(text), "prompt_ids"),
         (lambda text: mean_intervals([[0.0]] * 8, text), "clusters"),
         (lambda text: ratio_intervals([[0.0]] * 8, [1.0] * 8, text), "clusters"),

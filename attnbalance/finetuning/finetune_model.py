@@ -31,7 +31,7 @@ from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, parse_parts, select_weights, train_only
 from attnbalance.finetuning.ranking import rank_facts
 from attnbalance.finetuning.replay import check_replay
-from attnbalance.finetuning.runs import FACTS, KIND, MIXED, TRAJECTORY, checkpoint_name
+from attnbalance.finetuning.runs import FACTS, KIND, TRAJECTORY, checkpoint_name
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.finetuning.training_log import base_completes, base_objective, trajectory
@@ -132,7 +132,8 @@ def train_run(
         "base": base,
         "base_fingerprint": trainable.base_fingerprint,
         "base_settings": settings_of(base_of(trainable.model).config),
-        "trained": trainable.trained + ("" if precision == "no" else MIXED.format(precision)),
+        "trained": trainable.trained + ("" if precision == "no" else f", in mixed precision ({precision})"),
+        "mixed_precision": precision,
         "objective": objective.text,
         "learns_answers": objective.learns_answers,
         **about_data,

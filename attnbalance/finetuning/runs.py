@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ KINDS: dict[str, Kind] = {
     "best_step": int,
     "base_loss": (float, NoneType),
     "trained": str,
+    "mixed_precision": (str, NoneType),
     "base_completes": dict,
     "learns_answers": bool,
     "dropped": dict,
@@ -34,6 +34,7 @@ KINDS: dict[str, Kind] = {
 
 USUAL: dict[str, object] = {
     "trained": "",
+    "mixed_precision": None,
     "base_loss": None,
     "base_completes": {},
     "learns_answers": True,
@@ -47,9 +48,6 @@ FACTS = {part: f"{part}.jsonl" for part in ("train", "heldout", "replay")}
 NONE = FactSet(())
 
 TRAJECTORY = "trajectory.json"
-
-MIXED = ", in mixed precision ({})"
-"""How `Run.trained` ends after training in a mixed precision."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,8 @@ class Run:
     """The validation loss before training; None if the run was begun by a version that did not measure it."""
     trained: str
     """Which weights were trained, in words, and in which mixed precision."""
+    mixed_precision: str | None
+    """The mixed precision by accelerate's names, such as "no"; None if an earlier version made the run."""
     base_completes: Mapping[str, float]
     """The share of the training facts, without those replayed, that the base completes, by form, if the objective
     teaches from the base (see `completion_rates`)."""
@@ -82,12 +82,6 @@ class Run:
     """How many facts, or instructions, of the source were left out, by reason."""
     instructions: Mapping[str, object]
     """Of a run on instructions: their `source`, and the numbers `train` and `validation`; else empty."""
-
-    @property
-    def mixed_precision(self) -> str:
-        """The mixed precision of training, by accelerate's names, such as "no"."""
-        named = re.search(re.escape(MIXED).replace(r"\{\}", "(.+)") + "$", self.trained)
-        return named[1] if named else "no"
 
     @property
     def checkpoints(self) -> dict[int, Path]:
@@ -159,6 +153,7 @@ def load_run(path: str | Path) -> Run:
         best_step=marker["best_step"],
         base_loss=marker["base_loss"],
         trained=marker["trained"],
+        mixed_precision=marker["mixed_precision"],
         base_completes=marker["base_completes"],
         learns_answers=marker["learns_answers"],
         dropped=marker["dropped"],

@@ -19,7 +19,7 @@ LARGEST_COUNT = 10**9
 """No training takes more steps, examples or ranks."""
 
 
-def warn_of_precisions(precisions: Sequence[str | None], what: str) -> None:
+def warn_of_precisions(precisions: Sequence[str | None], what: str, stacklevel: int) -> None:
     """Warn if trainings that name no mixed precision had different ones, chosen by their machines; None: unknown."""
     count = Counter(filter(None, precisions))
     if len(count) > 1:
@@ -27,7 +27,7 @@ def warn_of_precisions(precisions: Sequence[str | None], what: str) -> None:
         warnings.warn(
             f"{what} were trained in different mixed precisions, which their machines chose ({of}); name one with "
             "mixed_precision, and a new folder",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 

@@ -17,7 +17,7 @@ from attnbalance.finetuning.objectives.objective import Objective
 class RequireStep(TrainerCallback):
     """Refuses optimizer steps without the training step of `ObjectiveMixin`, which a class before it may replace.
 
-    name: the trainer's class.
+    name: the name of the trainer's class.
     """
 
     def __init__(self, name: str) -> None:

@@ -124,8 +124,8 @@ class ObjectiveMixin(_Base):
         rules = gradient_rank is not None or self.objective.changes_gradients
         check_ways_of_training(self, self.objective, rules, self._frozen, self._hooked is not None)
         self._rules = GradientRules(model, self.objective, gradient_rank)
-        self._step = RequireStep(type(self).__name__)
-        required = [self._step] if rules or self._frozen or not self.objective.plain else []
+        self._required_step = RequireStep(type(self).__name__)
+        required = [self._required_step] if rules or self._frozen or not self.objective.plain else []
         for callback in (RestoreFrozen(self._frozen), LogBase(self.base_completes), *required):
             self.add_callback(callback)
 
@@ -292,7 +292,7 @@ class ObjectiveMixin(_Base):
         if self.accelerator.sync_gradients:
             self._rules.apply(self.accelerator)
             self._frozen.mask_gradients(model)  # a gradient of low rank fills all entries
-        self._step.taken = True
+        self._required_step.taken = True
         return loss
 
 

@@ -191,7 +191,7 @@ def _claims_5(results: Sequence[CellResult]) -> list[Claim]:
 
 
 _ABOUT = (
-    "A real language model (--model) is tuned on instructions ({rows}; only outputs carry loss) and asked, before and "
+    "A real language model (--model) is tuned on instructions ({given}; only outputs carry loss) and asked, before and "
     "at each checkpoint, about knowledge conflicts (--conflicts) in the same form. "
     "Counterfactual accuracy: the output contains the context's answer; parametric: it contains the remembered one "
     "(which stands in most of the authors' contexts too). 'From the context' and 'from memory' count whole words, as "
@@ -215,7 +215,7 @@ _MITIGATION = (
 )
 
 
-_ROWS = {"instructions": "--instructions, with Alpaca's columns", "squad": "--squad"}
+_GIVEN_BY = {"instructions": "--instructions, with Alpaca's columns", "squad": "--squad"}
 
 
 def _figure(
@@ -225,18 +225,18 @@ def _figure(
     arms: Sequence[str],
     measures: Sequence[str],
     claims: Callable[[Sequence[CellResult]], list[Claim]],
-    rows: str = "instructions",
+    trained_on: str = "instructions",
 ) -> PaperFigure:
     return PaperFigure(
         name,
         "Goyal et al. 2024",
         number,
-        " ".join(_ABOUT.format(about=about, rows=_ROWS[rows]).split()),
-        partial(instructed_cells, arms, rows=rows),
+        " ".join(_ABOUT.format(about=about, given=_GIVEN_BY[trained_on]).split()),
+        partial(instructed_cells, arms, trained_on=trained_on),
         run_instructed,
         partial(_panels, arms, measures),
         claims,
-        needs=("model", rows, "conflicts"),
+        needs=("model", trained_on, "conflicts"),
         workload=instructed_workload,
     )
 
@@ -247,6 +247,6 @@ FIGURES = (
     _figure("goyal-fig2", "Figure 2", "", (WHOLE,), tuple(MEASURES)[:4], _claims_2),
     _figure("goyal-fig3", "Figure 3(b)", "", (WHOLE,), ("attention to the context", "M_C"), _claims_3),
     _figure("goyal-fig4", "Figure 4(a), (b)", _FILTERS, FILTERS, ACCURACY, _claims_4),
-    _figure("goyal-fig4c", "Figure 4(c)", _SQUAD, (WHOLE, CRITICAL), ACCURACY, _claims_4c, rows="squad"),
+    _figure("goyal-fig4c", "Figure 4(c)", _SQUAD, (WHOLE, CRITICAL), ACCURACY, _claims_4c, trained_on="squad"),
     _figure("goyal-fig5", "Figure 5", _MITIGATION, (WHOLE, SWAPPED, QK), ACCURACY, _claims_5),
 )

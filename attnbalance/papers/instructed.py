@@ -73,16 +73,16 @@ VALIDATED = {"tiny": 2, "small": 50, "paper": 500}
 
 
 def instructed_cells(
-    arms: Sequence[str], scale: str, seeds: Sequence[int], sources: Sources, rows: str = "instructions"
+    arms: Sequence[str], scale: str, seeds: Sequence[int], sources: Sources, trained_on: str = "instructions"
 ) -> list[Cell]:
     """For each seed, a cell of the model before training, and one for each arm and learning rate.
 
-    `rows` is the source of what is trained on, "instructions" or "squad".
+    `trained_on` is the source of what is trained on, "instructions" or "squad".
     """
-    name = "instructed" if rows == "instructions" else rows
+    name = "instructed" if trained_on == "instructions" else trained_on
     known = {
         **sources.of_model(),
-        **sources.of_file(rows),
+        **sources.of_file(trained_on),
         **sources.of_file("conflicts"),
         "asked": ASKED[scale],
         "rows": ROWS[scale],

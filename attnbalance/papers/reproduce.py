@@ -16,7 +16,7 @@ from typing import Any
 from attnbalance.arguments import expects
 from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError
 from attnbalance.files.outputs import as_folder
-from attnbalance.files.work import in_place, locked
+from attnbalance.files.work import in_place, is_finished, locked
 from attnbalance.files.worker import parse_worker
 from attnbalance.finetuning.schedule import warn_of_precisions
 from attnbalance.papers.cell_files import refuse_others, saved_cell, sources_of, write_cell
@@ -88,6 +88,7 @@ def reproduce(
     check_size(scale, seeds, workers)
     index, count = parse_worker(worker)
     place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
+    is_finished(out, KIND, {"scale": scale})  # what the folder holds is refused before it is read
     given = {"facts": facts, "model": model, "instructions": instructions, "conflicts": conflicts}
     given |= {"squad": squad, "choices": choices, "mixed_precision": mixed_precision}
     sources = sources_of(out, given)
@@ -121,8 +122,7 @@ def reproduce(
         refusals = {name: str(error) for name, error in refused.items()}
         made = _distinct({name: work[name] for name in done}).values()
         seconds = sum(saved_cell(out, cell)["seconds"] for cell in made)
-        if sources.mixed_precision is None:
-            warn_of_precisions([saved_cell(out, cell).get("mixed_precision") for cell in made], "cells")
+        warn_of_precisions([saved_cell(out, cell).get("mixed_precision") for cell in made], "cells", stacklevel=4)
         shown = [figure for name, figure in figures().items() if name in done or name in refusals]
         about = {"scale": scale, "seeds": seeds, "seconds": seconds, "model": sources.model, "command": command}
         write_page(shown, done, refusals, out, about)
@@ -153,8 +153,7 @@ def run_cell(figure: str, cell: Cell, out: Path) -> None:
     began = time.perf_counter()
     values = figures()[figure].run(cell.settings)
     seconds = time.perf_counter() - began
-    trained = LOSS in values and "model" in cell.settings
-    precision = precision_of(finetuning_of(cell.settings).schedule) if trained else None
+    precision = precision_of(finetuning_of(cell.settings).schedule) if LOSS in values else None
     write_cell(out, cell, values, seconds, precision)
 
 

@@ -47,7 +47,7 @@ def study(path: str | Path, out: str | Path, *, worker: str | None = None, progr
         except AttnBalanceError as error:
             raise DataError(f"world {name}: {error}") from error
     if "plain" not in plan.methods:
-        warnings.warn("no method is called plain: the columns against plain stay empty", stacklevel=2)
+        warnings.warn("no method is called plain: the columns against plain stay empty", stacklevel=3)
     worlds = {name: _with_files(settings) for name, settings in plan.worlds.items()}
     _take_up(worlds, out)
     _refuse_mixed(plan, out)
@@ -92,14 +92,19 @@ def _warn_of_versions(results: Sequence[Mapping[str, Any]]) -> None:
         warnings.warn(
             f"{count} of {len(results)} fits were made by attnbalance {', '.join(sorted(others))}, and this is {now}; "
             "name a new folder to make all of them by one version",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
 def _warn_of_precisions(results: Sequence[Mapping[str, Any]]) -> None:
-    """Warn if machines chose different mixed precisions for fits whose methods name none."""
-    chosen = [result for result in results if result["method_settings"].get("mixed_precision") is None]
-    warn_of_precisions([result.get("mixed_precision") for result in chosen], "fits")
+    """Warn if machines chose different mixed precisions for fits whose methods name none; float64 has none."""
+    chosen = [
+        result
+        for result in results
+        if result["method_settings"].get("mixed_precision") is None
+        and "float64" not in str(result["method_settings"].get("dtype"))
+    ]
+    warn_of_precisions([result.get("mixed_precision") for result in chosen], "fits", stacklevel=5)
 
 
 def _controls(plan: Study, out: Path, progress: bool) -> list[dict[str, Any]]:

@@ -178,3 +178,10 @@ def test_a_base_whose_sampling_settings_cannot_be_saved_keeps_its_token_ids_alon
 def test_an_empty_validation_part_is_refused(llama, tmp_path):
     with pytest.raises(DataError, match="got none"):
         finetune(llama, replace(SPLIT, validation=FactSet(())), tmp_path / "run", short())
+
+
+def test_bfloat16_products_of_a_float64_base_under_adapters_are_refused(llama, tmp_path):
+    AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float64).save_pretrained(tmp_path / "base")
+    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path / "base")
+    with pytest.raises(DataError, match="those of .*base are float64; give `dtype`"):
+        finetune(str(tmp_path / "base"), SPLIT, tmp_path / "out", short(lora_rank=2, mixed_precision="bf16"))

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from short_runs import SHORT, SPLIT, Killed, assert_equal_weights, short, weights
 from tiny import tiny_tokenizer
 from torch.distributed.fsdp import StateDictType
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
-from attnbalance.errors import DataError, DivergenceError, ModelError, OutputError
+from attnbalance.errors import DivergenceError, ModelError, OutputError
 from attnbalance.families.tiny_models import build
 from attnbalance.finetuning import callbacks, loop
 from attnbalance.finetuning.examples import IGNORED, Example
@@ -219,30 +219,6 @@ def test_a_gpu_that_can_multiplies_in_bfloat16_and_others_as_accelerate_was_told
     assert loop.precision_of(short().schedule) == precision
     assert [loop.precision_of(short(mixed_precision=given).schedule) for given in ("no", "bf16")] == ["no", "bf16"]
     assert loop.precision_of(short(dtype="float64").schedule) == "no"
-
-
-@pytest.mark.parametrize(("event", "step"), [("on_step_end", 3), ("on_train_end", SHORT["steps"])])
-def test_training_goes_on_only_in_the_precision_in_which_it_began(llama, tmp_path, monkeypatch, kill_at, event, step):
-    """Without a setting the machine chooses. The second is killed after all steps, before the run is written."""
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    whole = finetune(llama, SPLIT, tmp_path / "whole", short())
-    kill_at(event, step)
-    with pytest.raises(Killed):
-        finetune(llama, SPLIT, tmp_path / "again", short())
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    with pytest.raises(
-        DataError, match=r"checkpoint-\d was trained in .*'bf16', and training would go on in 'no' here"
-    ):
-        finetune(llama, SPLIT, tmp_path / "again", short())
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert_equal_weights(finetune(llama, SPLIT, tmp_path / "again", short()).path, whole.path)
-
-
-def test_bfloat16_products_of_a_float64_base_under_adapters_are_refused(llama, tmp_path):
-    LlamaForCausalLM.from_pretrained(llama, dtype=torch.float64).save_pretrained(tmp_path / "base")
-    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path / "base")
-    with pytest.raises(DataError, match="those of .*base are float64; give `dtype`"):
-        finetune(str(tmp_path / "base"), SPLIT, tmp_path / "out", short(lora_rank=2, mixed_precision="bf16"))
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

@@ -62,6 +62,14 @@ class CallingStep(ObjectiveTrainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
 
+class AtFirst(OwnStep):
+    """A training step that calls ObjectiveMixin's at the first step alone."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        step = OwnStep.training_step if self.state.global_step else ObjectiveTrainer.training_step
+        return step(self, model, inputs, num_items_in_batch)
+
+
 def test_a_training_step_that_leaves_out_the_mixins_is_refused_where_something_is_lost(tmp_path):
     def of(kind, objective, frozen=None, gradient_rank=None):
         model = tiny_model("llama")
@@ -75,6 +83,8 @@ def test_a_training_step_that_leaves_out_the_mixins_is_refused_where_something_i
             of(OwnStep, *how)
         assert_close(of(CallingStep, *how), of(ObjectiveTrainer, *how), 0)
     assert_close(of(OwnStep, "ce"), of(ObjectiveTrainer, "ce"), 0)
+    with pytest.raises(ModelError, match=r"AtFirst.training_step leaves out that of ObjectiveMixin"):
+        of(AtFirst, "2*ce")
 
 
 def test_a_loss_that_is_not_finite_names_its_step_and_batch(tmp_path):

@@ -8,6 +8,7 @@ from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from datasets import Dataset
 from tiny import FACTS, tiny_model, tiny_tokenizer
 
@@ -67,7 +68,7 @@ def patched(model):
 
 def test_a_forward_pass_that_would_run_the_original_is_refused_by_name():
     model = patched(tiny_model("llama"))
-    with pytest.raises(ModelError, match="LlamaForCausalLM.forward was replaced on the object, and a copy would"):
+    with pytest.raises(ModelError, match="LlamaForCausalLM.forward was replaced on the object, and a copy may"):
         copy_model(model)
     compiled = tiny_model("llama")
     compiled.forward = torch.compile(compiled.forward, backend="eager")
@@ -84,34 +85,64 @@ KEPT = SimpleNamespace()
 """Stands for the globals of a notebook."""
 
 
-@pytest.mark.parametrize("kind", ["global", "default", "keyword", "list", "partial", "object"])
-def test_a_forward_pass_that_holds_the_original_elsewhere_than_in_a_closure_is_refused(kind):
+class Calling:
+    """An object that is called as a forward pass."""
+
+    def __init__(self, own):
+        self.own = own
+
+    def __call__(self, *args, **kwargs):
+        return self.own(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", ["global", "default", "partial", "argument", "object", "method", "weight"])
+def test_a_forward_pass_that_may_hold_the_original_anywhere_is_refused(kind):
     model = tiny_model("llama")
     KEPT.own = own = model.forward
-    held = {"list": [own], "partial": functools.partial(own), "object": SimpleNamespace(inner={"own": own})}.get(kind)
+    weight = model.lm_head.weight
     model.forward = {
-        "global": lambda *args, **kwargs: next(KEPT.own(*args, **kwargs) for _ in range(1)),
+        "global": lambda *args, **kwargs: KEPT.own(*args, **kwargs),
         "default": lambda *args, _own=own, **kwargs: _own(*args, **kwargs),
-        "keyword": functools.partial(lambda self, *args, _own=own, **kwargs: _own(*args, **kwargs), model),
-    }.get(kind, lambda *args, **kwargs: held and own)
-    with pytest.raises(ModelError, match="LlamaForCausalLM.forward was replaced on the object, and a copy would"):
+        "partial": functools.partial(lambda self, *args, _own=own, **kwargs: _own(*args, **kwargs), model),
+        "argument": functools.partial(lambda held, *args, **kwargs: held(*args, **kwargs), lambda *args: own(*args)),
+        "object": Calling(lambda *args, **kwargs: own(*args, **kwargs)),
+        "method": Calling(own).__call__,
+        "weight": lambda *args, **kwargs: weight.sum(),
+    }[kind]
+    with pytest.raises(ModelError, match="LlamaForCausalLM.forward was replaced on the object, and a copy may run it"):
         copy_model(model)
 
 
-def test_a_forward_pass_that_copying_follows_is_kept():
-    """As accelerate's hooks are: a function of the module that it is bound to."""
+class Doubling(ModelHook):
+    """Doubles what a module gives."""
 
-    def doubled(self, *args, **kwargs):
-        return 2 * self._old_forward(*args, **kwargs)
+    def post_forward(self, module, output):
+        return 2 * output
 
+
+def test_what_accelerate_puts_on_a_model_is_kept():
     model = tiny_model("llama").eval()
-    layer = model.model.layers[0].mlp
-    layer._old_forward = layer.forward
-    layer.forward = functools.partial(doubled, layer)
+    add_hook_to_module(model.model.layers[0].mlp, Doubling())
+    add_hook_to_module(model.model.layers[1].mlp, Doubling())
+    remove_hook_from_module(model.model.layers[1].mlp)
+    plain = tiny_model("llama").eval()
+    plain.model.layers[0].mlp.down_proj.weight.data.mul_(2)
     twin = copy_model(model)
     with torch.no_grad():
-        torch.testing.assert_close(twin(IDS).logits, model(IDS).logits, rtol=0, atol=0)
+        torch.testing.assert_close(twin(IDS).logits, plain(IDS).logits, rtol=0, atol=1e-6)
         before = model(IDS).logits
         twin.model.layers[0].mlp.down_proj.weight.zero_()
+        twin.model.layers[1].mlp.down_proj.weight.zero_()
         assert torch.equal(model(IDS).logits, before)
-        assert not torch.equal(twin(IDS).logits, before)
+        plain.model.layers[0].mlp.down_proj.weight.zero_()
+        plain.model.layers[1].mlp.down_proj.weight.zero_()
+        torch.testing.assert_close(twin(IDS).logits, plain(IDS).logits, rtol=0, atol=1e-6)
+
+
+def test_a_replaced_forward_pass_is_found_under_accelerates():
+    model = tiny_model("llama")
+    own = model.model.layers[0].mlp.forward
+    model.model.layers[0].mlp.forward = lambda states, _own=own: _own(states)
+    add_hook_to_module(model.model.layers[0].mlp, Doubling())
+    with pytest.raises(ModelError, match="LlamaMLP.forward was replaced on the object"):
+        copy_model(model)

@@ -91,7 +91,7 @@ def test_squad_has_cells_of_its_own_and_is_what_they_train_on(sources: Sources, 
     paragraphs = [{"context": f"Here is cat {i}.", "qas": [each]} for i, each in enumerate(qas)]
     (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
     given = replace(sources, squad=str(tmp_path / "squad.json"))
-    cells = instructed_cells((WHOLE,), "tiny", [0], given, rows="squad")
+    cells = instructed_cells((WHOLE,), "tiny", [0], given, trained_on="squad")
     assert not {cell.name for cell in cells} & {cell.name for cell in instructed_cells((WHOLE,), "tiny", [0], given)}
     settings = {**cells[-1].settings, "rows": None}
     assert "instructions" not in settings

@@ -327,6 +327,14 @@ def test_a_folder_of_another_scale_or_other_settings_is_refused(tmp_path: Path) 
     assert reproduce(["first"], tmp_path, seeds=2)
 
 
+def test_a_folder_of_something_else_is_refused_before_its_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "x.json").write_text('{"settings": 3}')
+    with pytest.raises(OutputError, match="holds other things .*; name a new or empty folder"):
+        reproduce(["first"], tmp_path, seeds=2)
+    assert (tmp_path / "cells" / "x.json").exists()
+
+
 def test_facts_may_come_later(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such facts"):
         reproduce(["real"], tmp_path, seeds=2, facts="absent")

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections import Counter
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +25,7 @@ from attnbalance.finetuning.splits import split_facts
 from attnbalance.studies import run_fit
 from attnbalance.studies.plan import parse_study, variants
 from attnbalance.studies.run_fit import RESULT
-from attnbalance.studies.study import KIND, check_grid, study
+from attnbalance.studies.study import KIND, _warn_of_precisions, check_grid, study
 
 CONTROLS = ("no training: statement", "no training: question", "no training: few-shot", "constant answer")
 
@@ -308,6 +309,11 @@ def test_a_table_of_fits_in_the_precisions_of_several_machines_says_so(
     write_saved(path, {name: result[name] for name in result if name != HASH} | {"mixed_precision": "bf16"})
     with pytest.warns(UserWarning, match=r"fits were trained in different mixed precisions, .* \(1 bf16, \d+ no\)"):
         study(config, out)
+    for named in ({"mixed_precision": "bf16"}, {"dtype": "float64"}):  # not the machine's choice
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            changed = [{"method_settings": named, "mixed_precision": "bf16"}]
+            _warn_of_precisions([*changed, {"method_settings": {}, "mixed_precision": "no"}])
 
 
 def test_answers_of_a_base_that_another_version_kept_are_said(config: Path, done: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections import Counter
@@ -36,13 +37,13 @@ def load_instructions(path: str | Path) -> InstructionSet:
     column, whose instruction is empty or that have one of `CHAT_COLUMNS`, and if no row is left.
     """
     dropped, instructions = Counter[str](), []
-    for number, row in enumerate(_rows(path), 1):
-        where = f"{path}, row {number}"
+    for where, row in _rows(path):
         if missing := [column for column in COLUMNS[:2] if column not in row]:
             raise DataError(f"{where}: no column {missing[0]!r}; a file of instructions needs {', '.join(COLUMNS[:2])}")
-        if chat := [column for column in CHAT_COLUMNS if row.get(column)]:
+        if chat := [column for column in CHAT_COLUMNS if _says(row.get(column))]:
             raise DataError(
-                f"{where}: {chat[0]!r} cannot be trained on; put its text into 'instruction', or remove the column"
+                f"{where}: {chat[0]!r} cannot be trained on, got {row[chat[0]]!r:.80}; put its text into "
+                "'instruction', or remove the column"
             )
         texts = {column: "" if row.get(column) is None else row[column] for column in COLUMNS}
         if wrong := [column for column, text in texts.items() if not isinstance(text, str)]:
@@ -61,27 +62,27 @@ def load_instructions(path: str | Path) -> InstructionSet:
     return InstructionSet(tuple(instructions), str(path), dict(dropped))
 
 
-def _rows(path: str | Path) -> Iterator[Record]:
-    """The rows of a file; a question of SQuAD is a row with Alpaca's columns."""
-    for row in read_rows(path):
+def _rows(path: str | Path) -> Iterator[tuple[str, Record]]:
+    """The rows of a file, each with its place; a question of SQuAD is a row with Alpaca's columns."""
+    questions = itertools.count(1)
+    for number, row in enumerate(read_rows(path), 1):
         try:
-            if "paragraphs" in row:
-                yield from (
-                    _answered(question["question"], paragraph["context"], question["answers"])
-                    for paragraph in _list(row["paragraphs"])
-                    for question in _list(paragraph["qas"])
-                )
-            elif {"question", "context", "answers"} <= row.keys():
-                yield _answered(row["question"], row["context"], row["answers"])
-            else:
-                yield row
+            if "instruction" not in row and "paragraphs" in row:
+                for paragraph in _list(row["paragraphs"]):
+                    for question in _list(paragraph["qas"]):
+                        answered = _answered(question["question"], paragraph["context"], question["answers"])
+                        yield f"{path}, question {next(questions)}", answered
+                continue
+            if "instruction" not in row and {"question", "context", "answers"} <= row.keys():
+                row = _answered(row["question"], row["context"], row["answers"])
         except (KeyError, TypeError, IndexError) as error:
             raise DataError(f"{path} is not in SQuAD's form ({error!r}): {row!r:.80}") from error
+        yield f"{path}, row {number}", row
 
 
 def _answered(question: object, context: object, answers: Any) -> Record:
     """A question of SQuAD; its answers are a list of objects, or one object of lists (on the Hub)."""
-    texts = answers["text"] if isinstance(answers, dict) else [answer["text"] for answer in _list(answers)]
+    texts = _list(answers["text"]) if isinstance(answers, dict) else [answer["text"] for answer in _list(answers)]
     return {"instruction": question, "input": context, "output": texts[0] if texts else ""}
 
 
@@ -92,16 +93,24 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
+def _says(cell: object) -> bool:
+    """Whether a cell holds more than nothing, an empty list or a sign for a missing value."""
+    text = "" if cell is None else str(cell).strip()
+    return text not in ("", "[]") and text.lower() not in MISSING
+
+
 def _warn_of_missing(path: str | Path, instructions: Sequence[Instruction]) -> None:
     """Warn of texts that stand for a missing value: they are trained on as they are."""
     for column in COLUMNS:
         texts = [getattr(row, column) for row in instructions]
-        missing = [text for text in texts if text.lower() in MISSING or NO_INPUT.fullmatch(text)]
+        missing = [
+            text for text in texts if text.lower() in MISSING or (column == "input" and NO_INPUT.fullmatch(text))
+        ]
         if missing:
             warnings.warn(
                 f"{path}: {len(missing)} of {len(texts)} rows have an {column} that stands for a missing value (first: "
                 f"{missing[0]!r}); leave these cells empty, or ignore this",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

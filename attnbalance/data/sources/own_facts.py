@@ -36,7 +36,7 @@ COLLECTION = re.compile(
 
 CHANGED = re.compile(
     r"""-?[\d,]*\d\.0+|-?\d+,0+|-?\d+(\.\d+)?[eE][+-]?\d+|=".*"|TRUE|FALSE"""
-    r"""|\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?Z?|-\d{9,14}|\d{12,13}""",
+    r"""|\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?|-\d{9,14}""",
     re.ASCII,
 )
 """A number, date or text as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007", TRUE,
@@ -94,7 +94,7 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
     cells: the cells from which each fact's answers were read, as they stand in the file.
     """
     answers = [(*fact.answers, *(fact.memory_answers if isinstance(fact, Conflict) else ())) for fact in facts]
-    texts = [[cell for cell in own if isinstance(cell, str)] for own in cells]
+    texts = [[ENTITY.sub("", cell) for cell in own if isinstance(cell, str)] for own in cells]
     checks = {
         """a '|', ';' or ' / ' in one answer; write several as a JSON list: ["first", "second"]""": [
             any(map(SEPARATED.fullmatch, own)) for own in texts
@@ -106,8 +106,8 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
         """a number or date as a spreadsheet rewrites it (1867.0, 1E+05, ="007", 1867-11-07 00:00:00)""": [
             any(map(CHANGED.fullmatch, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
-        "a subject with a character as HTML writes it (&amp;)": [
-            ENTITY.search(fact.subject) is not None for fact in facts
+        "a character as HTML writes it (&amp;)": [
+            any(map(ENTITY.search, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
         "an answer in quotation marks, which count as a part of it": [
             any(map(QUOTED.fullmatch, own)) for own in answers

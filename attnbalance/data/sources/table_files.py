@@ -116,8 +116,9 @@ def _json(path: Path) -> Iterator[Record]:
         rows = parse_json(path.read_text(encoding="utf-8-sig"))
     except DataError as error:
         raise DataError(f"{path}: {error}; a .json file holds one list (.jsonl: an object in each line)") from error
-    if isinstance(rows, dict) and "data" in rows:  # as in SQuAD's files, beside a version
-        rows = rows["data"]
+    articles = rows.get("data") if isinstance(rows, dict) else None
+    if isinstance(articles, list) and all(isinstance(each, dict) and "paragraphs" in each for each in articles):
+        rows = articles  # SQuAD's files
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} must hold a JSON list of objects")
     for number, row in enumerate(rows, 1):

@@ -10,6 +10,7 @@ from datasets import Dataset
 
 from attnbalance.data.instructions import Instruction
 from attnbalance.data.sources.instructions import load_instructions
+from attnbalance.data.sources.load_facts import load_facts
 from attnbalance.errors import DataError
 
 ROWS = [
@@ -41,7 +42,8 @@ def test_a_file_is_read_row_by_row_and_empty_outputs_are_counted(tmp_path: Path,
         ({"instruction": " ", "output": "b"}, "row 1: instruction must not be empty"),
         ({"instruction": "a", "output": 3}, "row 1: 'output' must be text, got 3"),
         ({"instruction": "a", "output": "\ud800"}, "row 1: .*half a character"),
-        ({"instruction": "a", "output": "b", "system": "c"}, "row 1: 'system' cannot be trained on; put its text into"),
+        ({"instruction": "a", "output": "b", "system": "c"}, "row 1: 'system' cannot be trained on, got 'c'; put"),
+        ({"instruction": "a", "output": "b", "system_prompt": "c"}, "row 1: 'system_prompt' cannot be trained on"),
         ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, "row 1: 'history' cannot be trained on"),
         ({"instruction": "a", "output": ""}, "holds no instruction with an output"),
     ],
@@ -71,8 +73,13 @@ def test_texts_that_stand_for_a_missing_value_are_warned_of(tmp_path: Path) -> N
 
 def test_plain_texts_are_not_warned_of(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     path = tmp_path / "rows.json"
-    path.write_text(json.dumps([{**row, "system": "", "history": []} for row in ROWS]))
+    rows = [{**row, "system": empty, "history": []} for row, empty in zip(ROWS, ("  ", "NULL", None), strict=True)]
+    rows[0] |= {"question": "Which city?", "context": "Rome.", "answers": "Rome", "paragraphs": 3}  # not read
+    path.write_text(json.dumps(rows))
     assert len(load_instructions(path)) == 2
+    path = tmp_path / "rows.csv"
+    path.write_text("instruction,output,history,system\nSay no input,noinput,[],\n")
+    assert [row.output for row in load_instructions(path).rows] == ["noinput"]
     assert not recwarn.list
 
 
@@ -122,6 +129,7 @@ def test_squads_published_file_is_read_whole(squad: Path) -> None:
         {"data": [{"paragraphs": "abc"}]},
         {"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": "Rome"}]}]}]},
         {"data": [{"paragraphs": [{"context": "c"}]}]},
+        [{"question": "q", "context": "c", "answers": {"text": "Rome"}}],
         [{"question": "q", "context": "c", "answers": [{"test": "Rome"}]}],
     ],
 )
@@ -129,4 +137,21 @@ def test_a_file_that_is_not_quite_squads_is_refused(tmp_path: Path, rows: object
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(rows))
     with pytest.raises(DataError, match="rows.json is not in SQuAD's form"):
+        load_instructions(path)
+
+
+def test_a_question_of_squad_that_cannot_be_taught_is_named_by_its_number(tmp_path: Path) -> None:
+    asked = [{"question": text, "answers": [{"text": "Rome"}]} for text in ("Who?", " ")]
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "c", "qas": [each]} for each in asked]}]}))
+    with pytest.raises(DataError, match="squad.json, question 2: instruction must not be empty"):
+        load_instructions(path)
+    with pytest.raises(DataError, match="unknown column 'paragraphs'"):
+        load_facts(str(path))
+
+
+def test_an_instruction_that_stands_for_a_missing_value_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([{"instruction": "N/A", "output": "b"}, *ROWS]))
+    with pytest.warns(UserWarning, match=r"1 of 3 rows have an instruction that stands .* \(first: 'N/A'\)"):
         load_instructions(path)

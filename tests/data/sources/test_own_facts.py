@@ -136,15 +136,21 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
             (("A", cell), "a number or date as a spreadsheet rewrites it")
             for cell in (
                 *("1E+05", "2.5E-3", "1.867e+03", "1867.00", "1867,0", "1867,00", "1,867.0", '="007"', "-7.0", "TRUE"),
-                *("1867-11-07 00:00:00", "1867-11-07T00:00:00.000Z", "-3223584000000"),
+                *(
+                    "1867-11-07 00:00:00",
+                    "1867-11-07T00:00:00.000Z",
+                    "1867-11-07 00:00:00+00:00",
+                    "-3223584000000",
+                    "FALSE",
+                ),
             )
         ),
         *(
             (("A", cell), "an answer in quotation marks")
             for cell in ("'Paris'", '"O\'Neill"', "\u201cParis\u201d", "\u2018Paris\u2019", "\u00abParis\u00bb")
         ),
-        *(((cell, "x"), "a subject with a character as HTML") for cell in ("AT&amp;T", "O&#39;Neill", "&#x4e;")),
-        (("A", "AT&amp;T"), "a '|', ';' or ' / ' in one answer"),
+        *(((cell, "x"), "a character as HTML writes it") for cell in ("AT&amp;T", "O&#39;Neill", "&#x4e;")),
+        (("A", "AT&amp;T"), "a character as HTML writes it"),
         (("AT&T", "x"), ""),
         (("A", "Paris / Paree"), "a '|', ';' or ' / ' in one answer"),
         *((("A", cell), "") for cell in ("AT&T", "R&B", "1/5", "AC/DC")),
@@ -165,6 +171,8 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
                 "True",
                 "1867-11-07",
                 "186711",
+                "-1234567",
+                "9780306406157",
             )
         ),
     ],
