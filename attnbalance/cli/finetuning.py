@@ -122,7 +122,7 @@ def finetune(
         str,
         typer.Option(
             metavar="popularity|loss|slick|salience|relevance",
-            help="How top and bottom rank facts: by their popularity, or by what is read of each fact in MODEL.",
+            help="How top and bottom rank facts: by their popularity, or by what MODEL shows about each fact.",
         ),
     ] = "popularity",
     skip_bad: SkipBad = False,

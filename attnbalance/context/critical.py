@@ -1,4 +1,4 @@
-"""The instructions whose output a model cannot predict without their input (Goyal et al. 2024, section 3.3)."""
+"""The instructions whose output a model predicts worst without their input (Goyal et al. 2024, section 3.3)."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class Recall:
     def tied_tops(self) -> list[int]:
         """For each x of `by_top_percentile`, the number of its prompts whose popularity also occurs outside it.
 
-        Which of equally popular prompts fall inside is arbitrary.
+        Which of equally popular prompts fall inside is decided by a hash.
         """
         popularity = [self.popularity[i] for i in self._ranked()]
         return [popularity[:size].count(next(iter(popularity[size:]), None)) for _, size in self._top_sizes()]

@@ -60,9 +60,9 @@ def load_own(path: str | Path) -> FactSet:
 
     `answers` is a list, or a string that is one answer or a JSON list of them. Subjects, relations and answers are text
     or whole numbers, which are read as text, without the white space around them. Warns of cells that do not look like
-    one answer: with "|" or ";", in quotation marks, 1867.0, "N/A". Raises `DataError`, naming the row and the column,
-    for a missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation and question are
-    merged, and counted in `dropped`.
+    one answer: with "|" or ";", in quotation marks, 1867.0, "N/A", "AT&amp;T". Raises `DataError`, naming the row and
+    the column, for a missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation and
+    question are merged, and counted in `dropped`.
     """
     rows = read_rows(path)
     known = (*REQUIRED, *OPTIONAL)

@@ -24,9 +24,9 @@ BATCH = 256
 def read_rows(path: str | Path) -> list[Record]:
     """All rows of a table as dictionaries; text files are UTF-8, and the cells of CSV and TSV are strings.
 
-    Raises `DataError`, naming the line if possible, for a file that is missing, unreadable, empty or of an unknown
-    kind, for a column or key that occurs twice, a header that does (`cat a.csv b.csv`), and a line or row of more than
-    `LONGEST` characters.
+    Of SQuAD's .json file, the rows are its articles. Raises `DataError`, naming the line if possible, for a file that
+    is missing, unreadable, empty or of an unknown kind, for a column or key that occurs twice, a header that does (`cat
+    a.csv b.csv`), and a line or row of more than `LONGEST` characters.
     """
     path = Path(path)
     reader = READERS.get(path.suffix.lower())

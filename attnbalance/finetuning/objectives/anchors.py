@@ -23,9 +23,11 @@ BATCHES = 16
 def row_anchor(forward: ForwardPass, term: Term) -> Float[Tensor, " example"]:
     """`row-anchor(FORM)`: squared distance of each head's row from the base model's, mean over layers and heads.
 
+    The term fixes where the model looks, not what it finds there: with changed values, the same row gives other
+    answers.
+
     question: the whole row, on the same prompt. Other forms: only the subject's share of the row, the part that two
-        prompts have in common, compared with its value for the same fact in that form. The term fixes where the model
-        looks, not what it finds there: with changed values, the same row gives other answers.
+        prompts have in common, compared with its value for the same fact in that form.
     """
     if term.argument == "question":
         base = forward.target(f"{term.key}{POSITIONS}")
