@@ -48,3 +48,14 @@ def test_a_dry_run_prints_what_is_left_to_do_and_makes_no_folder(tmp_path: Path)
     code, text = run_command("reproduce", "ghosal-fig5", *options)
     assert code == 2
     assert "a pretrained language model is needed" in text
+
+
+def test_squad_is_a_source_of_its_own(tmp_path: Path) -> None:
+    given = ("--out", str(tmp_path / "out"), "--seeds", "2", "--dry-run")
+    code, text = run_command("reproduce", "goyal-fig4c", *given, "--squad", str(tmp_path / "train.json"))
+    assert code == 2
+    assert "pass `--model`" in text
+    assert "pass `--conflicts`" in text
+    assert "--squad" not in text
+    code, text = run_command("reproduce", "goyal-fig4c", *given)
+    assert (code, "a file of SQuAD is needed (such as train-v1.1.json): pass `--squad`" in text) == (2, True)
