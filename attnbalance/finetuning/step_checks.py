@@ -15,7 +15,7 @@ from attnbalance.finetuning.objectives.objective import Objective
 
 
 class RequireStep(TrainerCallback):
-    """Refuses optimizer steps without the training step of `ObjectiveMixin`, which a class before it may replace.
+    """Refuses optimizer steps that were not preceded by `ObjectiveMixin.training_step`, which a subclass may skip.
 
     name: the name of the trainer's class.
     """

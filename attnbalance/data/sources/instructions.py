@@ -30,11 +30,11 @@ def load_instructions(path: str | Path) -> InstructionSet:
     """Instructions from a .json list, or a .jsonl, .csv, .tsv or .parquet table, with the columns of Alpaca, or SQuAD.
 
     Alpaca's are `instruction`, `output` and, optionally, `input` (Taori et al. 2023); other columns are not read.
-    SQuAD (Rajpurkar et al. 2016) is its own .json file, or a table with the columns `question`, `context` and
-    `answers`: the question is the instruction, its context the input, and its first answer the output. White
-    space around the texts is cut off. Rows without an output are dropped and counted. Warns of texts that stand for a
-    missing value, such as an input "<noinput>". Raises `DataError` for a file that cannot be read, for rows that lack a
-    column, whose instruction is empty or that have one of `CHAT_COLUMNS`, and if no row is left.
+    SQuAD (Rajpurkar et al. 2016) may be its own .json file, or a table with the columns `question`, `context` and
+    `answers`. The question becomes the instruction, its context the input, and its first answer the output. White space
+    around the texts is cut off. Rows without an output are dropped and counted. Warns of texts that stand for a missing
+    value, such as an input "<noinput>". Raises `DataError` for a file that cannot be read, for rows that lack a column,
+    have an empty instruction or text in one of `CHAT_COLUMNS`, and if no row is left.
     """
     dropped, instructions = Counter[str](), []
     for where, row in _rows(path):
