@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,9 +61,9 @@ def load_own(path: str | Path) -> FactSet:
 
     `answers` is a list, or a string that is one answer or a JSON list of them. Subjects, relations and answers are text
     or whole numbers, which are read as text, without the white space around them. Warns of cells that do not look like
-    one answer: with "|" or ";", in quotation marks, 1867.0, "N/A", "AT&amp;T". Raises `DataError`, naming the row and
-    the column, for a missing or unknown column and for what `Fact` refuses. Rows with the same subject, relation and
-    question are merged, and counted in `dropped`.
+    one answer: with "|" or ";", in quotation marks, 1867.0, "N/A", "AT&amp;T", with control characters. Raises
+    `DataError`, naming the row and the column, for a missing or unknown column and for what `Fact` refuses. Rows with
+    the same subject, relation and question are merged, and counted in `dropped`.
     """
     rows = read_rows(path)
     known = (*REQUIRED, *OPTIONAL)
@@ -109,6 +110,9 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
         "a character as HTML writes it (&amp;)": [
             any(map(ENTITY.search, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
+        "a control character, such as NUL": [
+            any(map(_has_control, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
+        ],
         "an answer in quotation marks, which count as a part of it": [
             any(map(QUOTED.fullmatch, own)) for own in answers
         ],
@@ -122,6 +126,11 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
                 "ignore this",
                 stacklevel=3,
             )
+
+
+def _has_control(text: str) -> bool:
+    """Whether a text holds a character that shows nothing and only steers a machine (Unicode's Cc)."""
+    return any(unicodedata.category(character) == "Cc" for character in text)
 
 
 def _blank(cell: object) -> bool:

@@ -151,6 +151,8 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
         ),
         *(((cell, "x"), "a character as HTML writes it") for cell in ("AT&amp;T", "O&#39;Neill", "&#x4e;")),
         (("A", "AT&amp;T"), "a character as HTML writes it"),
+        *(((cell, "x"), "a control character") for cell in ("A\x00", "A\x07B", "A\tB", "A\x9fB")),
+        (("A", "x\x00y"), "a control character"),
         (("AT&T", "x"), ""),
         (("A", "Paris / Paree"), "a '|', ';' or ' / ' in one answer"),
         *((("A", cell), "") for cell in ("AT&T", "R&B", "1/5", "AC/DC")),
