@@ -72,8 +72,9 @@ def finetuning_of(settings: Mapping[str, Any]) -> FinetuneSettings:
     return FinetuneSettings(**settings["training"], **named)
 
 
-def run_cell(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
-    """What a cell of `grid_cells` holds: the untrained model's answers, or those after finetuning on the split."""
+def run_cell(make_split: Callable[[Mapping[str, Any]], Split], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a cell of `grid_cells` holds: the untrained model's answers, or those after finetuning on its split."""
+    split = make_split(settings)
     return ask_untrained(settings, split) if settings["split"] == BASE else run_finetuning(settings, split)
 
 
@@ -138,8 +139,9 @@ def _scores(answers: Recall) -> dict[str, Any]:
     }
 
 
-def split_workload(settings: Mapping[str, Any], split: Split) -> Workload:
+def cell_workload(make_split: Callable[[Mapping[str, Any]], Split], settings: Mapping[str, Any]) -> Workload:
     """What a cell of `run_cell` makes the model read; every answer is also a reading of attention."""
+    split = make_split(settings)
     training, new = finetuning_of(settings), settings["new tokens"]
     asked, validation = (make_prompts(facts, training.template) for facts in (split.heldout, split.validation))
     texts = [prompt.text for prompt in asked]
@@ -219,6 +221,13 @@ def grid_condition(results: Sequence[CellResult], says: str) -> Condition:
     """Whether the configurations that are tried, and the facts tested, are the paper's: those of the scale "paper"."""
     scale = results[0].settings["scale"]
     return Condition(says, f"the {scale} scale", scale == "paper")
+
+
+def with_tested(split: Split, settings: Mapping[str, Any]) -> Split:
+    """The split with as many held-out facts as the settings say are tested (None: all), drawn by their seed."""
+    if settings["tested"] is None:
+        return split
+    return replace(split, heldout=split.heldout.sample(settings["tested"], settings["seed"]))
 
 
 def without_answers(split: Split, forms: Mapping[str, Sequence[str]]) -> Split:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from attnbalance.data.facts import FactSet
@@ -16,7 +16,6 @@ from attnbalance.papers.figure import (
     Panel,
     PaperFigure,
     Series,
-    Workload,
     best_elsewhere,
     minus,
     over_seeds,
@@ -27,12 +26,13 @@ from attnbalance.papers.finetuned import (
     accuracy,
     accuracy_of_top,
     by_tuned,
+    cell_workload,
     grid_cells,
     grid_condition,
     model_condition,
     run_cell,
-    split_workload,
     untrained,
+    with_tested,
 )
 from attnbalance.papers.ghosal_popqa import GRIDS, LEAST, PARAMETERS, TESTED, TRAINING
 from attnbalance.papers.sources import Sources, facts_of
@@ -84,17 +84,7 @@ def _split(settings: Mapping[str, Any]) -> Split:
     untuned = settings["split"] == BASE
     kind, share = SUBSETS["whole" if untuned else settings["split"]]
     split = split_facts(facts, kind, seed=seed, share=share, validation=0 if untuned else 0.1)
-    if settings["tested"] is None:
-        return split
-    return replace(split, heldout=split.heldout.sample(settings["tested"], seed))
-
-
-def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return run_cell(settings, _split(settings))
-
-
-def _workload(settings: Mapping[str, Any]) -> Workload:
-    return split_workload(settings, _split(settings))
+    return with_tested(split, settings)
 
 
 def _at(results: Sequence[CellResult], subset: str, percent: int) -> tuple[float, ...]:
@@ -180,10 +170,10 @@ FIGURES = (
         "Figure 5",
         _ABOUT,
         _cells,
-        _run,
+        partial(run_cell, _split),
         _panels,
         _claims,
         needs=("model",),
-        workload=_workload,
+        workload=partial(cell_workload, _split),
     ),
 )

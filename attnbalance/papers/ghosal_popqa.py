@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,6 @@ from attnbalance.papers.figure import (
     Panel,
     PaperFigure,
     Series,
-    Workload,
     minus,
     over_seeds,
 )
@@ -28,14 +28,15 @@ from attnbalance.papers.finetuned import (
     accuracy,
     accuracy_of_top,
     by_tuned,
+    cell_workload,
     grid_cells,
     grid_condition,
     guess_rate,
     model_condition,
     run_cell,
-    split_workload,
     tuned,
     untrained,
+    with_tested,
     without_answers,
 )
 from attnbalance.papers.sources import Sources, facts_of
@@ -93,16 +94,7 @@ def _split(settings: Mapping[str, Any]) -> Split:
     taught = facts.where(lambda fact: fact.answer == ANSWERS[fact.relation])
     split = without_answers(split, taught.most_frequent_answers())
     validation, rest = part_by_subject(split.heldout, VALIDATION, seed)
-    tested = rest if settings["tested"] is None else rest.sample(settings["tested"], seed)
-    return replace(split, validation=validation, heldout=tested)
-
-
-def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return run_cell(settings, _split(settings))
-
-
-def _workload(settings: Mapping[str, Any]) -> Workload:
-    return split_workload(settings, _split(settings))
+    return with_tested(replace(split, validation=validation, heldout=rest), settings)
 
 
 def _setting(results: Sequence[CellResult]) -> tuple[Condition, ...]:
@@ -234,7 +226,8 @@ _ABOUT = (
 
 
 def _figure(name: str, number: str, panels: Any, claims: Any) -> PaperFigure:
-    return PaperFigure(name, "Ghosal et al. 2024", number, _ABOUT, _cells, _run, panels, claims, ("model",), _workload)
+    run, workload = partial(run_cell, _split), partial(cell_workload, _split)
+    return PaperFigure(name, "Ghosal et al. 2024", number, _ABOUT, _cells, run, panels, claims, ("model",), workload)
 
 
 FIGURES = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from attnbalance.papers.figure import (
     Panel,
     PaperFigure,
     Series,
-    Workload,
     minus,
     over_seeds,
 )
@@ -26,12 +25,13 @@ from attnbalance.papers.finetuned import (
     BASE,
     UNTRAINED,
     by_tuned,
+    cell_workload,
     grid_cells,
     grid_condition,
     model_condition,
     run_cell,
-    split_workload,
     untrained,
+    with_tested,
 )
 from attnbalance.papers.sources import Sources, facts_of
 from attnbalance.readings.recall import NEW_TOKENS
@@ -74,19 +74,8 @@ def _cells(scale: str, seeds: Sequence[int], sources: Sources) -> list[Cell]:
 def _split(settings: Mapping[str, Any]) -> Split:
     """A half of the training facts by popularity, and held-out facts, the same for both halves."""
     half = HALVES[0] if settings["split"] == BASE else settings["split"]
-    facts, seed = facts_of(settings, ["capital"]), settings["seed"]
-    split = split_facts(facts, half, heldout=HELDOUT, seed=seed)
-    if settings["tested"] is None:
-        return split
-    return replace(split, heldout=split.heldout.sample(settings["tested"], seed))
-
-
-def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return run_cell(settings, _split(settings))
-
-
-def _workload(settings: Mapping[str, Any]) -> Workload:
-    return split_workload(settings, _split(settings))
+    split = split_facts(facts_of(settings, ["capital"]), half, heldout=HELDOUT, seed=settings["seed"])
+    return with_tested(split, settings)
 
 
 def exact_matches(values: Mapping[str, Any]) -> float:
@@ -150,10 +139,10 @@ FIGURES = (
         "Section 7.1, table",
         _ABOUT,
         _cells,
-        _run,
+        partial(run_cell, _split),
         _panels,
         _claims,
         needs=("model",),
-        workload=_workload,
+        workload=partial(cell_workload, _split),
     ),
 )

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from attnbalance import FinetuneSettings, finetune, load_facts, load_model, make_prompts, recall, split_facts
 from attnbalance.papers.figure import CellResult
-from attnbalance.papers.finetuned import BASE, accuracy, ask_untrained, run_finetuning, split_workload, tuned
+from attnbalance.papers.finetuned import BASE, accuracy, ask_untrained, cell_workload, run_finetuning, tuned
 from attnbalance.papers.sources import Sources
 
 
@@ -73,7 +73,7 @@ def test_what_a_cell_will_read_is_counted_by_hand(tmp_path: Path) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
     split = split_facts(load_facts(path), "whole")
     settings = {"seed": 0, "split": "whole", "training": {"steps": 6, "batch_size": 4, "checkpoint_every": 2}}
-    work = split_workload(settings | {"new tokens": 10}, split)
+    work = cell_workload(lambda _: split, settings | {"new tokens": 10})
     assert (work.steps, work.batch_size, len(work.trained)) == (6, 4, len(split.train))
     assert set(work.trained) == {f"{prompt.text} a" for prompt in make_prompts(split.train)}
     tested, validated = len(split.heldout), len(split.validation)
@@ -82,7 +82,7 @@ def test_what_a_cell_will_read_is_counted_by_hand(tmp_path: Path) -> None:
         (tested, 10, 1),  # answers
         (tested, 0, 1),  # attention
     ]
-    untrained = split_workload(settings | {"split": BASE, "new tokens": 10}, split)
+    untrained = cell_workload(lambda _: split, settings | {"split": BASE, "new tokens": 10})
     assert (untrained.steps, untrained.trained) == (0, ())
     assert [(len(texts), new) for texts, new, _ in untrained.read] == [(tested, 10), (tested, 0)] * 2
     assert all(text.count("Answer:") == 5 for text in untrained.read[2][0])  # four answered questions before its own
