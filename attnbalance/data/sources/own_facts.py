@@ -25,7 +25,7 @@ NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 SEPARATED = re.compile(r"\s*[^\[\s].*([|;]| / ).*", re.DOTALL)
 """A cell with a "|", ";" or " / " that is no JSON list."""
 
-ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
+ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}\d{0,2}|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
 """A character as HTML writes it, such as "&amp;"."""
 
 COLLECTION = re.compile(
@@ -37,7 +37,8 @@ COLLECTION = re.compile(
 
 CHANGED = re.compile(
     r"""-?[\d,]*\d\.0+|-?\d+,0+|-?\d+(\.\d+)?[eE][+-]?\d+|=".*"|TRUE|FALSE"""
-    r"""|\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?|-\d{9,14}""",
+    r"""|[+-]?\d{4}-\d\d-\d\d[ T]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?"""
+    r"""|\d\d?[/.]\d\d?[/.]\d{4} \d\d?:\d\d(:\d\d)?( [AP]M)?|-\d{9,14}""",
     re.ASCII,
 )
 """A number, date or text as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007", TRUE,
