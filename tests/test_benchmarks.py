@@ -11,6 +11,14 @@ import pytest
 
 from attnbalance.finetuning.objectives import mapped
 
+FACTS = """subject,relation,answers
+Oslo,country,Norway
+Paris,country,France
+Rome,country,Italy
+Peru,capital,Lima
+Lionel Messi,sport,football
+"""
+
 SMALL = ["--rounds", "1", "--prompts", "8", "--shots", "1", "--lengths", "12"]
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -22,6 +30,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
         ("base_numbers", ["--facts", "80", "--in-memory-mib", "1"], "in memory"),
         ("intervals", ["--trials", "2"], "Spearman"),
         ("mixed_precision", ["MODEL", "--rounds", "2", "--lengths", "8", "12"], "LoRA     12"),
+        ("own_facts", ["FACTS", "OUT"], "905 facts"),
         ("reading", ["--model", "MODEL", *SMALL], "16"),
         ("theory", ["--tokens", "60", "--repeats", "1", "--runs", "1"], "512"),
         ("trajectory", ["MODEL", "FACTS", "--facts", "3", "--checkpoints", "2"], '{"threads": 1'),
@@ -37,8 +46,8 @@ def test_a_benchmark_runs_and_prints_its_last_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     facts = tmp_path / "facts.csv"
-    facts.write_text("subject,relation,answers\nOslo,country,Norway\nParis,country,France\nRome,country,Italy\n")
-    files = {"MODEL": str(llama_folder), "FACTS": str(facts)}
+    facts.write_text(FACTS)
+    files = {"MODEL": str(llama_folder), "FACTS": str(facts), "OUT": str(tmp_path / "own.jsonl")}
     monkeypatch.setattr(sys, "argv", [name, *(files.get(option, option) for option in options)])
     monkeypatch.syspath_prepend(BENCHMARKS)
     monkeypatch.setattr(logging, "disable", lambda level: None)  # it would hold for the tests that follow
