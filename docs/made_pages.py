@@ -53,7 +53,6 @@ OTHER_RELATIONS = {
     "replay-0.7": "replay, adapter times 0.7",
     "half-replay": "replay, adapter halved",
 }
-OWN_FACTS = {name: OTHER_RELATIONS[name] for name in ("constant", "plain", "replay", "replay-0.7")}
 LABELS = {
     "no training: statement": "no training, asked by statement",
     "no training: question": "no training, asked by question",
@@ -121,7 +120,7 @@ def make_all() -> None:
         "real-model": seeds_table("real-model", METHODS, (0, 1, 2)),
         "real-model-rivals": intervals_table("real-model", RIVALS, COLUMNS),
         "other-relations": intervals_table("other-relations", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
-        "own-facts": intervals_table("own-facts", OWN_FACTS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
+        "own-facts": intervals_table("own-facts", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
         "labels-synthetic": study_table("labels", "synthetic", "bottom", LABELS),
         "labels-popqa": study_table("labels", "popqa", "bottom", LABELS),
         "league-synthetic": study_table("league", "synthetic", "top", LEAGUE),
