@@ -52,11 +52,11 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="the file of facts to write")
     options = parser.parse_args()
     try:
-        known = load_facts(options.facts, KNOWN)
+        facts = [*load_facts(options.facts, KNOWN), *invented()]
     except AttnBalanceError as error:
         sys.exit(f"error: {error}")
-    write_json_lines(options.out, (fact.as_dict() for fact in (*known, *invented())))
-    print(f"{len(known) + PEOPLE} facts: {options.out}")
+    write_json_lines(options.out, (fact.as_dict() for fact in facts))
+    print(f"{len(facts)} facts: {options.out}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,9 @@ SEPARATED = re.compile(r"\s*[^\[\s].*([|;]| / ).*", re.DOTALL)
 ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}\d{0,2}|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
 """A character as HTML writes it, such as "&amp;"."""
 
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""A control character, such as NUL or a tab."""
+
 COLLECTION = re.compile(
     r"""(?:c|array|list|tuple|set|frozenset)?\("""
     r"""(?:\s*(['"\[{]).*['"\]}]\s*,?(\s*dtype=.*)?|\s*-?[\d.]+\s*(,\s*-?[\d.]+\s*)+,?)\)|\{.*\}""",
@@ -42,7 +44,7 @@ CHANGED = re.compile(
     re.ASCII,
 )
 """A number, date or text as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007", TRUE,
-1867-11-07 00:00:00, -3223584000000 (in milliseconds)."""
+1867-11-07 00:00:00, 11/7/1867 0:00, -3223584000000 (in milliseconds)."""
 
 QUOTED = re.compile(r""""[^"]*"|'[^']*'|\u201c[^\u201d]*\u201d|\u2018[^\u2019]*\u2019|\u00ab[^\u00bb]*\u00bb""")
 """A text within quotation marks, such as a JSON text."""
@@ -112,7 +114,7 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
             any(map(ENTITY.search, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
         "a control character, such as NUL": [
-            any(map(_has_control, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
+            any(map(CONTROL.search, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
         "an answer in quotation marks, which count as a part of it": [
             any(map(QUOTED.fullmatch, own)) for own in answers
@@ -127,11 +129,6 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
                 "ignore this",
                 stacklevel=3,
             )
-
-
-def _has_control(text: str) -> bool:
-    """Whether a text holds a character that shows nothing and only steers a machine (Unicode's Cc)."""
-    return any(unicodedata.category(character) == "Cc" for character in text)
 
 
 def _blank(cell: object) -> bool:
