@@ -42,12 +42,12 @@ KEPT = 0.75
 ADDED = 0.1
 """Counterfactual rows for each instruction (section 5)."""
 
-RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (1e-5, 1e-4), "paper": (1e-5, 1e-4)}
-"""Learning rates that are tried; the one with the lowest validation loss counts."""
+RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (1e-4, 1e-3), "paper": (1e-5, 1e-4)}
+"""Learning rates that are tried; the one with the lowest validation loss counts. A short run needs higher ones."""
 
 TRAINING: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 3, "batch_size": 2, "checkpoint_every": 1, "patience": None},
-    "small": {"steps": 40, "batch_size": 16, "accumulate": 8, "checkpoint_every": 10, "patience": None},
+    "small": {"steps": 24, "batch_size": 8, "accumulate": 2, "checkpoint_every": 8, "lora_rank": 16, "patience": None},
     "paper": {
         "steps": 800,
         "batch_size": 128,
@@ -57,18 +57,22 @@ TRAINING: dict[str, dict[str, Any]] = {
         "patience": None,
     },
 }
-"""The paper: LoRA of rank 128, up to 2 epochs (Alpaca: 52,002 rows), evaluated every 50 steps; it prints no batch."""
+"""The paper: LoRA of rank 128, up to 2 epochs (Alpaca: 52,002 rows), evaluated every 50 steps; it prints no batch. At
+the scale small, the fits of a figure take an hour of two CPU cores (SmolLM2-135M)."""
 
 EPOCHS = 2
 """How often an instruction is read at most (the paper: up to 2 epochs): an arm with fewer of them has fewer steps."""
 
-ASKED = {"tiny": 4, "small": 50, "paper": None}
+ASKED = {"tiny": 4, "small": 40, "paper": None}
 """Conflicts, drawn anew for each seed; None: all."""
 
-ROWS = {"tiny": 40, "small": 1500, "paper": None}
+ROWS = {"tiny": 40, "small": 1000, "paper": None}
 """Instructions, drawn anew for each seed, before an arm chooses among them; None: all."""
 
-VALIDATED = {"tiny": 2, "small": 50, "paper": 500}
+LONGEST = {"tiny": None, "small": 160, "paper": None}
+"""Tokens of an instruction with its output, at most; longer ones are left out. None: what the model reads."""
+
+VALIDATED = {"tiny": 2, "small": 40, "paper": 500}
 """Instructions that choose the learning rate."""
 
 
@@ -86,6 +90,7 @@ def instructed_cells(
         **sources.of_file("conflicts"),
         "asked": ASKED[scale],
         "rows": ROWS[scale],
+        "longest": LONGEST[scale],
         "validated": VALIDATED[scale],
     }
     rates = [{"learning_rate": rate} for rate in RATES[scale]]
@@ -128,9 +133,8 @@ def run_instructed(settings: Mapping[str, Any]) -> dict[str, Any]:
 def instructed_workload(settings: Mapping[str, Any]) -> Workload:
     """What a cell makes the model read.
 
-    Instructions are taken before those are left out that need the model: those that are too long, and of the
-    context-critical ones the others. Conflicts are counted as read four times with their context, the most that
-    `read_reliance` does, and once without it.
+    Instructions are taken before those are left out that are too long for the model, or not context-critical. Conflicts
+    are counted as read four times with their context, the most that `read_reliance` does, and once without it.
     """
     conflicts, arm = _asked(settings), settings["split"]
     asked, alone = ([prompt.text for prompt in make_prompts(conflicts, template)] for template in ASKED_AS)
@@ -188,6 +192,8 @@ def _rows(settings: Mapping[str, Any], conflicts: FactSet) -> InstructionSet:
     """The instructions of an arm."""
     arm, seed, every = settings["split"], settings["seed"], instructions_of(settings)
     rows = every if settings["rows"] is None else every.sample(settings["rows"], seed)
+    if settings["longest"] is not None:
+        rows = rows.usable(load_limits(model_of(settings))[0], settings["longest"])
     if arm == UNNAMED:
         return rows.not_naming(_names(conflicts))
     if arm == WITH_INPUT:

@@ -123,6 +123,18 @@ def test_each_arm_trains_on_the_rows_of_its_name(sources: Sources) -> None:
     assert len(rows(WITH_INPUT)) == 20
 
 
+def test_instructions_longer_than_the_scale_allows_are_left_out(sources: Sources, stories: Path) -> None:
+    """Counted with the plain tokenizer, which adds no end of its own."""
+    settings = settings_of(sources, WHOLE, rows=None)
+    tokenizer = AutoTokenizer.from_pretrained(stories)
+    rows = _rows(settings, _asked(settings)).rows
+    lengths = [len(tokenizer(row.prompt + row.output)["input_ids"]) + 1 for row in rows]
+    longest = sorted(lengths)[len(lengths) // 2]
+    kept = _rows(settings | {"longest": longest}, _asked(settings)).rows
+    assert kept == tuple(row for row, length in zip(rows, lengths, strict=True) if length <= longest)
+    assert 0 < len(kept) < len(rows)
+
+
 def test_context_critical_rows_cost_the_base_most_without_their_input(sources: Sources, stories: Path) -> None:
     """Against plain transformers, row by row."""
     settings = settings_of(sources, CRITICAL, rows=None)
