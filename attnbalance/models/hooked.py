@@ -178,7 +178,7 @@ class HookedModel:
         if layers is None:
             return self.layers
         if not isinstance(layers, Sequence) or not all(isinstance(i, int) and not isinstance(i, bool) for i in layers):
-            raise DataError(f"layers must be a sequence of layer numbers, such as [0, 1], got {layers!r}")
+            raise DataError(f"layers must be a sequence of Python integers, such as [0, 1], got {layers!r}")
         if not layers:
             raise DataError("expected at least one layer, got none")
         if unknown := sorted(set(layers) - set(self.layers)):

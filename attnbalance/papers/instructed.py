@@ -42,8 +42,8 @@ KEPT = 0.75
 ADDED = 0.1
 """Counterfactual rows for each instruction (section 5)."""
 
-RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (1e-4, 1e-3), "paper": (1e-5, 1e-4)}
-"""Learning rates that are tried; the one with the lowest validation loss counts. A short run needs higher ones."""
+RATES: dict[str, tuple[float, ...]] = {"tiny": (1e-3,), "small": (1e-3,), "paper": (1e-5, 1e-4)}
+"""Learning rates that are tried; the one with the lowest validation loss counts. A short run needs a higher one."""
 
 TRAINING: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 3, "batch_size": 2, "checkpoint_every": 1, "patience": None},

@@ -77,11 +77,11 @@ def settings_of(sources: Sources, arm: str, **others: Any) -> dict[str, Any]:
 
 
 def test_cells_differ_in_what_is_trained_and_are_shared_by_figures(sources: Sources) -> None:
-    cells = instructed_cells(ARMS, "small", range(3), sources)
+    cells = instructed_cells(ARMS, "paper", range(3), sources)
     assert len({cell.name for cell in cells}) == len(cells) == 3 * (1 + 2 * len(ARMS))
     assert {cell.settings["split"] for cell in cells if "facts" in cell.settings} == {SWAPPED}
     assert {cell.settings["split"] for cell in cells if cell.settings["training"].get("train") == "qk"} == {QK}
-    assert {json.dumps(dict(cell.settings)) for cell in instructed_cells((WHOLE,), "small", range(3), sources)} < {
+    assert {json.dumps(dict(cell.settings)) for cell in instructed_cells((WHOLE,), "paper", range(3), sources)} < {
         json.dumps(dict(cell.settings)) for cell in cells
     }
 
