@@ -200,7 +200,8 @@ def finetune(
     ranked, dropped = _usable(chosen, make_ranked, skip_bad)
     scores = None
     if rank_by != "popularity":
-        scores = rank_facts(ranked, rank_by, load_model(model, dtype=dtype), template=template, batch_size=batch_size)
+        base = load_model(model, dtype=dtype)
+        scores = rank_facts(ranked, rank_by, base, template=template, batch_size=batch_size, seed=seed)
     trained = as_names(train_relations)
     parts = split_facts(
         ranked,

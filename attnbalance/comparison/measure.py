@@ -144,7 +144,7 @@ def _shortcuts(
     if given is not None:
         return {relation: list(answers) for relation, answers in given.items()}, "the training facts"
     recorded = [(spec.label, spec.run.get("shortcuts")) for spec in specs]
-    known = [(label, shortcuts) for label, shortcuts in recorded if isinstance(shortcuts, dict)]
+    known = [(label, shortcuts) for label, shortcuts in recorded if isinstance(shortcuts, dict) and shortcuts]
     if known:
         return known[0][1], f"the training facts of {known[0][0]}"
     asked = FactSet(tuple(prompt.fact for prompt in prompts)).most_frequent_answers()

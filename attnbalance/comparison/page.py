@@ -172,7 +172,7 @@ def accuracy(comparison: Comparison) -> dict[str, object]:
         "without_shortcut": known[0][1].shortcut.count(None),
         "scoring": known[0][1].scoring,
         "otherwise": [(scoring, [recall.by(scoring).accuracy() for _, recall in known]) for scoring in SCORINGS],
-        "f1": [recall.mean_f1() for _, recall in known],
+        "f1": [recall.mean_f1(comparison.seed) for _, recall in known],
         "tied": sum(known[0][1].tied()),
         "shortcuts_from": comparison.measured[0].source.get("shortcuts_from") or "the training facts",
         "paired": paired[0] is not None,

@@ -38,7 +38,7 @@ def recall_json(comparison: Comparison) -> list[dict[str, Any]]:
     relations whose most frequent training answer is known. Accuracies and rates lie in [0, 1].
     """
     return [
-        {"label": measured.label} | _recall(measured.recall)
+        {"label": measured.label} | _recall(measured.recall, comparison.seed)
         for measured in comparison.measured
         if measured.recall is not None
     ]
@@ -76,12 +76,12 @@ def _accuracy(rate: Interval) -> dict[str, Any]:
     return {"accuracy": rate.mean, "low": finite(rate.low), "high": finite(rate.high), "n": rate.n}
 
 
-def _recall(recall: Recall) -> dict[str, Any]:
+def _recall(recall: Recall, seed: int) -> dict[str, Any]:
     rate = recall.shortcut_rate()
     return _accuracy(recall.accuracy()) | {
         "scoring": recall.scoring,
         "by_scoring": {scoring: _accuracy(recall.by(scoring).accuracy()) for scoring in SCORINGS},
-        "f1": recall.mean_f1().as_dict(),
+        "f1": recall.mean_f1(seed).as_dict(),
         "shortcut_rate": None if rate is None else rate.mean,
         "shortcut_low": None if rate is None else finite(rate.low),
         "shortcut_high": None if rate is None else finite(rate.high),

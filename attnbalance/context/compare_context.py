@@ -113,9 +113,9 @@ def _reliance(
 
 def _write(measured: Mapping[str, Reliance], folder: Path, seed: int) -> None:
     write_json(folder / "context.json", {label: as_json(reliance, seed) for label, reliance in measured.items()})
-    write_text(folder / "table.md", table(measured))
+    write_text(folder / "table.md", table(measured, seed))
     write_json_lines(folder / "answers.jsonl", (line for pair in measured.items() for line in lines(*pair)))
     curves = {label: list(attention_curves(reliance, seed).values()) for label, reliance in measured.items()}
-    for name, figure in (("context", draw_reliance(measured)), ("attention", draw_curves(curves))):
+    for name, figure in (("context", draw_reliance(measured, seed)), ("attention", draw_curves(curves))):
         with replacing(folder / f"{name}.png") as temporary:
             save(figure, temporary, format="png", dpi=150)

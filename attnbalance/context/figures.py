@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw_reliance(measured: Mapping[str, Reliance]) -> Figure:
+def draw_reliance(measured: Mapping[str, Reliance], seed: int = 0) -> Figure:
     """For each model, the shares answered from the context and from memory, M_C, and what it remembers without context.
 
-    The models stand in their order, joined by lines (Goyal et al. 2024, Figure 2).
+    The models stand in their order, joined by lines (Goyal et al. 2024, Figure 2). `seed` is
+    that of the intervals of M_C.
     """
     series = {
         "from the context": [reliance.share(CONTEXT) for reliance in measured.values()],
         "from memory": [reliance.share(MEMORY) for reliance in measured.values()],
-        "M_C": [reliance.m_c() for reliance in measured.values()],
+        "M_C": [reliance.m_c(seed) for reliance in measured.values()],
         "remembered without the context": [reliance.remembered() for reliance in measured.values()],
     }
     x = np.arange(len(measured))

@@ -29,9 +29,9 @@ HEAD = (
 )  # fmt: skip
 
 
-def table(measured: Mapping[str, Reliance]) -> str:
-    """One row for each model."""
-    return f"{markdown([HEAD, *(_row(*pair) for pair in measured.items())])}\n\n{CAPTION}\n"
+def table(measured: Mapping[str, Reliance], seed: int = 0) -> str:
+    """One row for each model; `seed` is that of the intervals of M_C."""
+    return f"{markdown([HEAD, *(_row(*pair, seed) for pair in measured.items())])}\n\n{CAPTION}\n"
 
 
 def answer(measured: Mapping[str, Reliance]) -> str:
@@ -49,9 +49,9 @@ def as_json(reliance: Reliance, seed: int = 0) -> dict[str, object]:
     remembering = reliance.remembering()
     return {
         "conflicts": len(reliance.prompts),
-        **_shares(reliance),
+        **_shares(reliance, seed),
         "without_context": {MEMORY: reliance.remembered().as_dict(), CONTEXT: reliance.guessed().as_dict()},
-        "remembered": remembering and {"conflicts": len(remembering.prompts), **_shares(remembering)},
+        "remembered": remembering and {"conflicts": len(remembering.prompts), **_shares(remembering, seed)},
         "attention": {role: curve.as_dict() for role, curve in attention_curves(reliance, seed).items()},
     }
 
@@ -75,16 +75,16 @@ def lines(label: str, reliance: Reliance) -> Iterator[dict[str, object]]:
         yield {"model": label, **prompt.as_dict(), **{name: column[i] for name, column in columns.items()}}
 
 
-def _shares(reliance: Reliance) -> dict[str, object]:
+def _shares(reliance: Reliance, seed: int) -> dict[str, object]:
     return {
         "from": {side: reliance.share(side).as_dict() for side in SIDES},
         "first": {side: reliance.first_share(side).as_dict() for side in SIDES},
         "contains": {CONTEXT: reliance.counterfactual().as_dict(), MEMORY: reliance.parametric().as_dict()},
-        "m_c": reliance.m_c().as_dict(),
+        "m_c": reliance.m_c(seed).as_dict(),
     }
 
 
-def _row(label: str, reliance: Reliance) -> list[str]:
+def _row(label: str, reliance: Reliance, seed: int) -> list[str]:
     remembering = reliance.remembering()
     known = f"{percent_interval(remembering.share(CONTEXT))} ({len(remembering.prompts)})" if remembering else "(0)"
     contains = [reliance.counterfactual(), reliance.parametric()]
@@ -92,7 +92,7 @@ def _row(label: str, reliance: Reliance) -> list[str]:
     alone = [reliance.remembered(), reliance.guessed()]
     attention = [percent(_mean(reliance.attention[role])) for role in (CONTEXT, "subject")]
     counted = [*map(percent_interval, shares), known, *map(percent_interval, alone)]
-    return [label, str(len(reliance.prompts)), *counted, _number(reliance.m_c()), *attention]
+    return [label, str(len(reliance.prompts)), *counted, _number(reliance.m_c(seed)), *attention]
 
 
 def _number(interval: Interval) -> str:

@@ -28,7 +28,13 @@ RANKINGS = ("popularity", "loss", "slick", "salience", "relevance")
 
 @expects(facts=[Fact], model=(HookedModel, NoneType))
 def rank_facts(
-    facts: FactSet, by: str, model: HookedModel | None = None, *, template: str | Template = "qa", batch_size: int = 32
+    facts: FactSet,
+    by: str,
+    model: HookedModel | None = None,
+    *,
+    template: str | Template = "qa",
+    batch_size: int = 32,
+    seed: int = 0,
 ) -> list[float]:
     """One score for each fact, in order, for `split_facts(..., scores=)`.
 
@@ -49,6 +55,7 @@ def rank_facts(
         model: The model to read; "popularity" needs none.
         template: How the facts are asked.
         batch_size: Prompts of one forward pass.
+        seed: Seed of the examples and samples of "slick".
 
     >>> rank_facts(FactSet((Fact("Oslo", "country", ("Norway",), 3.0),)), "popularity")
     [3.0]
@@ -64,7 +71,7 @@ def rank_facts(
         raise DataError(f"a ranking by {by} reads a model; pass `model`")
     prompts = make_prompts(facts, template)
     if by == "slick":
-        return list(knowledge(model, prompts, forms=(), batch_size=batch_size).scores)
+        return list(knowledge(model, prompts, forms=(), batch_size=batch_size, seed=seed).scores)
     return score_prompts(prompts, by, model, batch_size)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
-from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from attnbalance.data.batches import PromptBatch, check_lengths
 from attnbalance.data.prompt_sets import PromptSet
@@ -17,6 +18,7 @@ from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, HeadEdit, edited
+from attnbalance.models.prefix_cache import only_settings
 from attnbalance.models.shared_prefixes import read_on, with_prefixes
 from attnbalance.models.thoughts import warn_of_thoughts
 from attnbalance.progress import progress_bar
@@ -27,10 +29,18 @@ UNPADDED = ("git", "reformer")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn at random: from the whole distribution at a temperature above 0."""
+    """How tokens are drawn at random: from the whole distribution at a temperature above 0.
+
+    Each prompt draws from a generator of its own, so an answer does not depend on the batch that it is in.
+    """
 
     temperature: float
     seed: int
+
+    def generator(self, index: int) -> torch.Generator:
+        """The generator of the prompt with this index."""
+        digest = hashlib.sha256(f"{self.seed} {index}".encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7]))
 
 
 class _RefuseNaN(LogitsProcessor):
@@ -46,15 +56,17 @@ class _RefuseNaN(LogitsProcessor):
         return scores
 
 
-@contextmanager
-def _only(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
-    """The model with only these generation settings: transformers fills what is not set from the model's own."""
-    own = base.generation_config
-    base.generation_config = settings
-    try:
-        yield
-    finally:
-        base.generation_config = own
+class _Draw(LogitsProcessor):
+    """Adds Gumbel noise to the logits of each prompt, so that their argmax is a draw from the softmax."""
+
+    def __init__(self, sampling: Sampling, indices: Sequence[int]) -> None:
+        self._temperature = sampling.temperature
+        self._generators = [sampling.generator(index) for index in indices]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores whose argmax is drawn."""
+        waits = torch.stack([torch.empty(scores.shape[1]).exponential_(generator=each) for each in self._generators])
+        return scores.float() / self._temperature - waits.log().to(scores.device)
 
 
 def stop_ids(model: HookedModel) -> list[int]:
@@ -83,7 +95,8 @@ def generate(
     Greedy, unless `sampling` is given. An answer ends at the model's end-of-sequence tokens and at the tokenizer's. The
     model's own generation settings (sampling, penalties, lengths) are not used. A prefix that prompts share (few-shot
     examples) is read once, where the model's cache allows it and nothing is edited. Raises what `HookedModel.batches`
-    raises, and `ModelError` for a token that the model does not know and for NaN logits.
+    raises, and `ModelError` for a token that the model does not know, for NaN logits, and for an edit of a model whose
+    cache does not agree with its whole passes (see `HookedModel.answers_from_cache`; without an edit, it is not used).
 
     Arguments:
         model: the model that answers.
@@ -107,8 +120,10 @@ def generate(
     check_vocabulary(model.model, torch.tensor([max(encoding.ids) for encoding in encodings]), model.name)
     if isinstance(edit, HeadEdit):
         edit.check(model, prompts)
-    settings, answers, whole = _settings(model, sampling, first_line), [""] * len(encodings), [""] * len(encodings)
-    with model.evaluating(), _seeded(model, sampling), _bar(len(encodings), title, progress) as bar:
+    settings, answers, whole = _settings(model, first_line), [""] * len(encodings), [""] * len(encodings)
+    if edit is not None and not settings.use_cache:
+        raise ModelError(f"{model.name} answers otherwise with its cache than without it, so answers cannot be edited")
+    with model.evaluating(), _bar(len(encodings), title, progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
         groups = [(None, list(range(len(encodings))))]
         if edit is None and read is None:  # an edit changes what the cache would hold
@@ -122,7 +137,11 @@ def generate(
                     cache = read(indices, batch)
                 else:
                     cache = None if prefix is None else read_on(model, prefix, batch.input_ids.to(model.device))
-                for j, new in zip(indices, _continuations(model, batch, settings, edit, cache), strict=True):
+                processors: list[LogitsProcessor] = [_RefuseNaN(model.name)]
+                if sampling is not None:
+                    processors.append(_Draw(sampling, [group[j] for j in indices]))
+                continued = _continuations(model, batch, settings, processors, edit, cache)
+                for j, new in zip(indices, continued, strict=True):
                     answers[group[j]] = _text(model, new[: own[j]], first_line)  # others of the batch may have more
                     whole[group[j]] = str(model.tokenizer.decode(new[: own[j]]))
                 bar.update(len(indices))
@@ -132,17 +151,6 @@ def generate(
 
 def _bar(prompts: int, title: str, progress: bool) -> tqdm:
     return progress_bar(title, total=prompts, unit="prompt", shown=progress)
-
-
-@contextmanager
-def _seeded(model: HookedModel, sampling: Sampling | None) -> Iterator[None]:
-    """Draw from the sampling's own seed, and leave the generators of the process as they were."""
-    if sampling is None:
-        yield
-        return
-    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(sampling.seed)
-        yield
 
 
 def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
@@ -156,17 +164,24 @@ def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
     return budgets
 
 
-def _settings(model: HookedModel, sampling: Sampling | None, first_line: bool) -> GenerationConfig:
-    """How tokens are chosen, and which of them end an answer."""
+def _settings(model: HookedModel, first_line: bool) -> GenerationConfig:
+    """How tokens are generated, and which of them end an answer."""
     stops = {*stop_ids(model), *(model.line_breaks if first_line else ())}
-    drawn: dict[str, object] = {"do_sample": False}
-    if sampling is not None:
-        drawn = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-    return GenerationConfig(pad_token_id=model.pad_id, eos_token_id=sorted(stops) or None, **drawn)
+    return GenerationConfig(
+        pad_token_id=model.pad_id,
+        eos_token_id=sorted(stops) or None,
+        do_sample=False,
+        use_cache=model.answers_from_cache,
+    )
 
 
 def _continuations(
-    model: HookedModel, batch: PromptBatch, settings: GenerationConfig, edit: Edit | None, cache: DynamicCache | None
+    model: HookedModel,
+    batch: PromptBatch,
+    settings: GenerationConfig,
+    processors: Sequence[LogitsProcessor],
+    edit: Edit | None,
+    cache: DynamicCache | None,
 ) -> list[list[int]]:
     """The tokens that the model puts after each prompt, not yet cut at the end of the answer.
 
@@ -174,12 +189,12 @@ def _continuations(
     """
     base = base_of(model.model)
     cached = {} if cache is None else {"past_key_values": cache}
-    with _only(base, settings), nullcontext() if edit is None else edited(model, edit(batch)):
+    with only_settings(base, settings), nullcontext() if edit is None else edited(model, edit(batch)):
         output = base.generate(  # pyright: ignore[reportCallIssue]
             input_ids=batch.input_ids.to(model.device),
             attention_mask=(batch.attention_mask != 0).long().to(model.device),
             generation_config=settings,
-            logits_processor=LogitsProcessorList([_RefuseNaN(model.name)]),
+            logits_processor=LogitsProcessorList(processors),
             **cached,
         )
     return output[:, batch.input_ids.shape[1] :].tolist()

@@ -30,7 +30,7 @@ from attnbalance.models.forward import (
     rows_alone,
     vocabulary_size,
 )
-from attnbalance.models.prefix_cache import same_after_prefix
+from attnbalance.models.prefix_cache import same_after_prefix, same_with_cache
 from attnbalance.models.rows import IMPLEMENTATION, register
 from attnbalance.models.self_check import self_check
 from attnbalance.progress import progress_bar
@@ -98,6 +98,14 @@ class HookedModel:
         Proven at first use (see `same_after_prefix`).
         """
         return same_after_prefix(self.model, self.kernel)
+
+    @cached_property
+    def answers_from_cache(self) -> bool:
+        """Whether answers may be generated with the model's cache.
+
+        Proven at first use (see `same_with_cache`).
+        """
+        return same_with_cache(self.model)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

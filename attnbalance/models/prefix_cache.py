@@ -1,17 +1,18 @@
-"""The keys and values of a prefix, and whether prompts read after them have the rows of whole prompts."""
+"""A model's cache: of a prefix, and of an answer; and whether what is read after it is what whole passes give."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.nn import Module
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from attnbalance.data.batches import pad
+from attnbalance.data.batches import PromptBatch, pad
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
@@ -21,6 +22,8 @@ from attnbalance.models.forward import base_of, device_of, forward_rows, taken
 
 PREFIX, LENGTHS = 5, (12, 7)
 """Tokens of the prefix and of the two whole prompts that prove a model; the shorter one is padded."""
+ANSWERED = 4
+"""Tokens of the answers that prove a model's cache."""
 
 
 @torch.no_grad()
@@ -70,6 +73,57 @@ def same_after_prefix(model: Module, kernel: str) -> bool:
         except Exception:  # whatever a family's own code raises for a cache
             return False
     return _is_close(rows, after, logits, after_logits, base)
+
+
+@torch.no_grad()
+def same_with_cache(model: Module) -> bool:
+    """Whether the model's generation has the same logits with its cache as without it.
+
+    A cache of the keys and values of all tokens is trusted. Others (sliding windows, recurrent states) are tried with
+    greedy answers to two prompts of random tokens, in one batch that is padded left. Tolerance: `TOLERANCE`, relative
+    to the largest logit. The cache is also trusted if the family cannot generate such answers at all.
+    """
+    base = base_of(model)
+    batch = pad(_random_prompts(base), padding_side="left")
+    with evaluating(model):
+        try:
+            if read_prefix(model, batch.input_ids[0].tolist()) is not None:
+                return True
+            cached, whole = (_answer(base, batch, use_cache) for use_cache in (True, False))
+        except Exception:  # whatever a family's own code raises
+            return True
+    off = max(float((a - b).abs().max()) / (1 + float(b.abs().max())) for a, b in zip(cached, whole, strict=True))
+    return off <= TOLERANCE.get(base.dtype, 5e-2)
+
+
+def _answer(base: PreTrainedModel, batch: PromptBatch, use_cache: bool) -> list[Tensor]:
+    """The logits of each token of the greedy answers to a batch, in float32."""
+    settings = GenerationConfig(
+        max_new_tokens=ANSWERED,
+        do_sample=False,
+        use_cache=use_cache,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    )
+    with only_settings(base, settings):
+        output = base.generate(  # pyright: ignore[reportCallIssue]
+            input_ids=batch.input_ids.to(device_of(base)),
+            attention_mask=(batch.attention_mask != 0).long().to(device_of(base)),
+            generation_config=settings,
+        )
+    return [logits.float() for logits in output.logits]
+
+
+@contextmanager
+def only_settings(base: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
+    """The model with only these generation settings: transformers fills what is not set from the model's own."""
+    own = base.generation_config
+    base.generation_config = settings
+    try:
+        yield
+    finally:
+        base.generation_config = own
 
 
 def _is_close(rows: Tensor, after: Tensor, logits: Tensor, after_logits: Tensor, base: PreTrainedModel) -> bool:

@@ -97,9 +97,12 @@ class Recall:
         """The share of right answers, with its 95% interval clustered by subject."""
         return self._share(range(len(self.correct)))
 
-    def mean_f1(self) -> Interval:
-        """The mean of F1, with its 95% interval clustered by subject; NaN if too few answers differ for an interval."""
-        interval = mean_intervals(np.asarray(self.f1)[:, None], self.subjects)[0]
+    def mean_f1(self, seed: int = 0) -> Interval:
+        """The mean of F1, with its 95% interval clustered by subject; NaN if too few answers differ for an interval.
+
+        `seed` is that of the bootstrap.
+        """
+        interval = mean_intervals(np.asarray(self.f1)[:, None], self.subjects, seed=seed)[0]
         tells = len(set(self.f1)) > 1 and (interval.low > 0 or interval.high < 1)
         return interval.within(0.0, 1.0) if tells else Interval(interval.mean, np.nan, np.nan, interval.n)
 

@@ -122,10 +122,13 @@ class Reliance:
         pairs = zip(self.without, self.prompts, strict=True)
         return self._share([_side(output, _conflict(prompt)) == CONTEXT for output, prompt in pairs])
 
-    def m_c(self) -> Interval:
-        """The mean of M_C: p(context's answer) divided by the sum over both answers (Goyal et al. 2024, Eq. 14)."""
+    def m_c(self, seed: int = 0) -> Interval:
+        """The mean of M_C: p(context's answer) divided by the sum over both answers (Goyal et al. 2024, Eq. 14).
+
+        `seed` is that of the bootstrap.
+        """
         shares = self.log_odds.double().sigmoid().numpy()[:, None]
-        [interval] = mean_intervals(np.asarray(shares), self._clusters)
+        [interval] = mean_intervals(np.asarray(shares), self._clusters, seed=seed)
         return interval.within(0.0, 1.0)
 
     def remembering(self) -> Reliance | None:

@@ -112,6 +112,11 @@ def test_the_shortcuts_that_a_run_recorded_are_used(stories: Path, tmp_path: Pat
     assert list(run.recall.shortcut) == expected
     assert any(expected)
     assert run.source["shortcuts_from"] == "the training facts of a"
+    write_json(folder / "attnbalance.json", {"kind": "instruct", "shortcuts": {}})  # a run about no facts
+    (instructed,) = measure_all(specs, prompts, SETTINGS, tmp_path / "instructed")
+    assert instructed.recall
+    assert instructed.recall.shortcut == plain.recall.shortcut != run.recall.shortcut
+    assert instructed.source["shortcuts_from"] == plain.source["shortcuts_from"] == "the facts asked about"
 
 
 def test_further_readings_are_those_of_the_library_from_one_pass(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -91,6 +92,15 @@ def test_slick_puts_what_the_model_answers_before_what_it_does_not(model, monkey
     assert scores == [1.0 if i % 2 == 0 else 0.05 if i == 1 else 0.0 for i in range(12)]
     top = split_facts(FACTS, "top", scores=scores)
     assert {fact.subject for fact in (*top.train, *top.validation)} <= known
+
+
+def test_slick_draws_by_its_seed_and_not_by_the_batch(model):
+    ask = partial(rank_facts, FACTS, "slick", model, template="{subject}:")
+    scores = [ask(batch_size=size, seed=seed) for size, seed in ((2, 0), (64, 0), (2, 1))]
+    prompts = make_prompts(FACTS, "{subject}:")
+    for own, seed in zip(scores[1:], (0, 1), strict=True):
+        assert own == list(knowledge_module.knowledge(model, prompts, forms=(), seed=seed).scores)
+    assert scores[0] == scores[1]
 
 
 def test_a_split_by_scores_takes_the_half_with_the_higher_ones():

@@ -43,6 +43,20 @@ def test_an_adapter_and_a_coarser_dtype_leave_the_fingerprint_and_a_changed_weig
     assert has_fingerprint(model, own) is False
 
 
+def test_signs_that_are_turned_in_pairs_change_the_fingerprint_in_each_dtype() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        model = tiny_model("llama").to(dtype)
+        own = fingerprint(model)
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.q_proj.weight.neg_()
+        assert has_fingerprint(model, own) is False
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.q_proj.weight.neg_()
+        assert has_fingerprint(model, own)
+
+
 def test_a_saved_buffer_counts_and_tokens_that_an_adapter_trains_do_not() -> None:
     model = tiny_model("llama")
     model.model.layers[1].mlp.register_buffer("bias", torch.zeros(4))

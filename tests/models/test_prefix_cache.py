@@ -6,11 +6,16 @@ import copy
 
 import pytest
 import torch
-from tiny import ALL_KEYS, INTERFACE, OUTSIDE, SINKS, eager, tiny_model, tiny_tokenizer
+from tiny import ALL_KEYS, FACTS, INTERFACE, OUTSIDE, SINKS, VOCABULARY, eager, tiny_model, tiny_tokenizer
 from transformers import PreTrainedModel
 
+from attnbalance.data.prompts import make_prompts
+from attnbalance.data.tokens import encode
+from attnbalance.errors import ModelError
+from attnbalance.families.tiny_models import build
+from attnbalance.models.generate import generate
 from attnbalance.models.hooked import hook
-from attnbalance.models.prefix_cache import copies, read_prefix, same_after_prefix
+from attnbalance.models.prefix_cache import copies, read_prefix, same_after_prefix, same_with_cache
 
 WARNING = pytest.mark.filterwarnings("ignore:.*is outside")
 PREFIX, RESTS = [5, 9, 7, 30, 8, 12, 40], [[3, 4, 6], [50, 2, 9]]
@@ -24,6 +29,33 @@ def test_a_cache_of_all_keys_is_kept_and_no_other(family: str) -> None:
     assert (cache is not None) == (family in ALL_KEYS)
     kernel = hook(model, tiny_tokenizer(), family).kernel
     assert same_after_prefix(model, kernel) == (family in ALL_KEYS)
+
+
+@WARNING
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_neo"])
+def test_caches_of_answers_are_trusted_where_they_are_right(family: str) -> None:
+    assert same_with_cache(tiny_model(family))
+
+
+def test_a_cache_that_answers_otherwise_than_whole_passes_is_not_used() -> None:
+    """zamba2 of transformers 5.23: its recurrent states do not continue what it has read."""
+    model = build("zamba2", False)
+    torch.manual_seed(0)
+    model.resize_token_embeddings(VOCABULARY, mean_resizing=False)
+    hooked = hook(model, tiny_tokenizer(), "zamba2")
+    prompts = make_prompts(FACTS[:3])
+    answers = generate(hooked, prompts, max_new_tokens=12, batch_size=2)
+    for encoding, answer in zip(encode(prompts, hooked.tokenizer), answers, strict=True):
+        ids = list(encoding.ids)
+        for _ in range(12):
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        said = ids[len(encoding.ids) :]
+        stops = [i for i, token in enumerate(said) if token == hooked.tokenizer.eos_token_id]
+        assert answer == hooked.tokenizer.decode(said[: min(stops, default=12)], skip_special_tokens=True)
+    if not hooked.answers_from_cache:
+        with pytest.raises(ModelError, match="zamba2 answers otherwise with its cache than without it"):
+            generate(hooked, prompts, max_new_tokens=2, batch_size=2, edit=lambda _: lambda _, row: row)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bloom"])

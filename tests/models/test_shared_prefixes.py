@@ -259,6 +259,18 @@ def test_samples_depend_on_their_seed_alone() -> None:
     assert sample(0) == first != sample(1)
 
 
+def test_samples_do_not_depend_on_the_batch_and_differ_between_alike_prompts() -> None:
+    hooked, prompts = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer()), headed_prompts()
+
+    def sample(asked: Sequence[Prompt], size: int) -> list[str]:
+        return generate(hooked, asked, max_new_tokens=6, batch_size=size, sampling=Sampling(1.0, 3))
+
+    first = sample(prompts, 1)
+    assert all(sample(prompts, size) == first for size in (2, 5, 100))
+    assert sample(prompts[:4], 3) == first[:4]
+    assert len(set(sample([prompts[0]] * 20, 20))) > 10
+
+
 @WARNING
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bloom", "gpt_neo"])
 def test_repeated_prompts_are_read_once_and_answered_alike(family: str) -> None:
@@ -283,6 +295,7 @@ def test_without_a_cache_to_share_all_prompts_stay_together() -> None:
     model = tiny_model("mistral")
     hooked = load_model(model, tokenizer=tiny_tokenizer())
     assert not hooked.shares_prefixes
+    assert hooked.answers_from_cache
     passes = count_passes(model)
     generate(hooked, headed_prompts(), max_new_tokens=1, batch_size=100)
     assert [shape[0] for shape in passes] == [len(headed_prompts())]

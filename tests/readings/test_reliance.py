@@ -129,6 +129,7 @@ def test_each_prompt_is_read_once() -> None:
     model = load_model(network, tokenizer=tiny_tokenizer(), device="cpu")
     asked, alone = (make_prompts(CONFLICTS, template) for template in ("context", "qa"))
     assert model.shares_prefixes
+    assert model.answers_from_cache
     shapes = count_passes(network)
     read_reliance(model, asked, alone)
     read = [shape[1] for shape in shapes]

@@ -131,6 +131,8 @@ def _delimited(delimiter: str) -> Callable[[Path], Iterator[Record]]:
     def read(path: Path) -> Iterator[Record]:
         reader = csv.DictReader(_lines(path, newline=""), delimiter=delimiter, strict=True)
         try:
+            if reader.fieldnames == []:
+                raise DataError("expected the names of the columns, got an empty line")
             _check_columns(reader.fieldnames or ())
         except (csv.Error, DataError) as error:
             raise DataError(f"{path}, line 1: {error}") from error

@@ -50,6 +50,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         ("a.csv", b"x,y\n\xff,\xfe\n", "not UTF-8 text.*save it as UTF-8"),
         ("a.parquet", b"PAR1 no", "not a readable Parquet file"),
         ("a.csv", b"x,y,x\n1,2,3\n", "a.csv, line 1: 'x' occurs twice"),
+        ("a.csv", b"\nx,y\n1,2\n", "a.csv, line 1: expected the names of the columns, got an empty line"),
         ("a.csv", b",,\n1,2,3\n", "a.csv, line 1: '' occurs twice"),
         ("a.jsonl", b'{"x": 1}\n{"x": 1, "x": 2}\n', "line 2: 'x' occurs twice"),
         ("a.jsonl", b'{"x": ' + b"9" * 5000 + b"}", "line 1: not JSON .*4300 digits"),
