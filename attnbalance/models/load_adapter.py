@@ -17,7 +17,7 @@ from attnbalance.models.config import load_config
 from attnbalance.models.config_changes import differing_settings, settings_of
 from attnbalance.models.forward import base_of
 from attnbalance.models.gguf import as_safetensors
-from attnbalance.models.load_base import LOAD_ERRORS, brief, check_no_integers
+from attnbalance.models.load_base import LOAD_ERRORS, brief, check_no_integers, check_weights
 
 
 def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Path | None]:
@@ -84,7 +84,10 @@ def load_adapter(base: Module, adapter: str, base_path: str) -> Module:
 
 
 def put_on(base: Module, adapter: str, base_path: str) -> Module:
-    """The base with an adapter that was checked; raises `ModelError` for weights that are missing, or fit nothing."""
+    """The base with an adapter that was checked.
+
+    Raises `ModelError` for weights that are missing, fit nothing, are not finite or too large.
+    """
     from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
     try:
@@ -92,9 +95,11 @@ def put_on(base: Module, adapter: str, base_path: str) -> Module:
             warnings.simplefilter("always")
             model = PeftModel.from_pretrained(base, adapter)  # pyright: ignore[reportArgumentType]
             # again, since the line above does not say what it left out
-            left_out = set_peft_model_state_dict(model, load_peft_weights(adapter, device="cpu")).unexpected_keys
+            weights = load_peft_weights(adapter, device="cpu")
+            left_out = set_peft_model_state_dict(model, weights).unexpected_keys
     except LOAD_ERRORS as error:
         raise ModelError(f"adapter {adapter} does not fit {base_path}: {brief(error)}") from error
+    check_weights(weights.items(), f"adapter {adapter}")
     if left_out:
         raise ModelError(
             f"adapter {adapter} holds {len(left_out)} weights that {base_path} has no layer for, first {left_out[0]} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -76,7 +76,7 @@ def load_base(
     _check_quantisation(model, path)
     _check_no_integers(model, path)
     _check_left_out(model, sorted(report["unexpected_keys"]), path)
-    check_weights(model, path)
+    check_weights(model.named_parameters(), path)
     return model
 
 
@@ -213,9 +213,9 @@ def check_no_integers(file: Path, is_weight: Callable[[str], bool]) -> None:
             )
 
 
-def check_weights(model: PreTrainedModel, path: str) -> None:
+def check_weights(weights: Iterable[tuple[str, torch.Tensor]], path: str) -> None:
     """Refuse weights that are not finite, or so large that what is computed from them would not be."""
-    for name, parameter in model.named_parameters():
+    for name, parameter in weights:
         if not parameter.is_meta and parameter.numel() and parameter.dtype in DTYPES:
             low, high = (float(end) for end in torch.aminmax(parameter.detach()))
             if not max(-low, high) <= LARGEST_WEIGHT:

@@ -122,7 +122,7 @@ def swap_weights(
             for name in opened.keys():  # noqa: SIM118 - not a mapping
                 own[name].copy_(opened.get_tensor(name))
     base = base_of(model.model)
-    check_weights(base, path)
+    check_weights(base.named_parameters(), path)
     base.generation_config = generation_settings(path, trust_remote_code)
 
 

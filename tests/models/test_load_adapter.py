@@ -178,7 +178,7 @@ def test_an_adapter_whose_base_is_gone_or_unnamed_asks_for_it(adapter: Path, tmp
             load_model(lost)
 
 
-@pytest.mark.parametrize("spoil", ["pickle", "truncated", "lacking"])
+@pytest.mark.parametrize("spoil", ["pickle", "truncated", "lacking", "large", "nan"])
 def test_a_damaged_adapter_is_refused(spoil: str, checkpoint: Path, adapter: Path, tmp_path: Path) -> None:
     bad = Path(shutil.copytree(adapter, tmp_path / "bad"))
     weights = bad / "adapter_model.safetensors"
@@ -190,8 +190,13 @@ def test_a_damaged_adapter_is_refused(spoil: str, checkpoint: Path, adapter: Pat
         from safetensors.torch import load_file, save_file
 
         kept = load_file(weights)
-        save_file({name: value for name, value in kept.items() if "layers.1" not in name}, weights)
+        if spoil == "lacking":
+            kept = {name: value for name, value in kept.items() if "layers.1" not in name}
+        else:
+            kept[min(kept)][0, 1] = {"large": 1e30, "nan": float("nan")}[spoil]
+        save_file(kept, weights)
     expected = {"pickle": "no adapter_model.safetensors", "truncated": "does not fit", "lacking": "lacks weights"}
+    expected |= dict.fromkeys(("large", "nan"), r"weights of .*lora_A.* must be finite and at most 1e\+18")
     with pytest.raises(ModelError, match=f"bad.*{expected[spoil]}"):
         load_model(checkpoint, adapter=bad)
 
