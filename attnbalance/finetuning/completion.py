@@ -7,6 +7,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from attnbalance.data.facts import Fact
 from attnbalance.data.forms import BEST, FORMS
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import REPLAYED, Example, about_facts, examples_of
@@ -14,9 +15,13 @@ from attnbalance.finetuning.objectives.base_model import BaseModel, prompts_of, 
 from attnbalance.finetuning.objectives.best_forms import chosen_forms, completions
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.hooked import HookedModel
+from attnbalance.statistics.shares import share_interval
 
 ASKED = 500
 """The largest number of training examples that the base is asked."""
+
+ABOUT = " about "
+"""What joins a form and a relation in which it is weak."""
 
 CONSTANT = "constant answer"
 """The share of facts whose answer is their relation's most frequent one: what a model without knowledge gets right."""
@@ -30,7 +35,8 @@ def completion_rates(
     Replayed facts do not count, since the base knows them. The forms are those that the objective teaches from, and
     "question"; `CONSTANT` is added to them. An answer is predicted if each of its tokens is the most probable one after
     the right ones before it. The result is empty if the objective teaches from no form; a form whose prompts merge with
-    the answer is left out. Of `BEST` there is also the share of each relation, named with its form.
+    the answer is left out. Of `BEST` there is also the share of each relation, named with its form; of the other forms
+    that are taught from, that of each relation in which the form is weak (see `warn_of_weak_forms`).
 
     Args:
         examples: The training examples.
@@ -47,6 +53,7 @@ def completion_rates(
         return {}
     drawn = sorted(random.Random(seed).sample(new, min(ASKED, len(new))))  # noqa: S311
     model, rates = BaseModel(base, batch_size, seed, best=chosen_forms(different)), dict[str, float]()
+    facts, hits_by_form = [prompt.fact for prompt in prompts_of([different[i] for i in drawn])], dict[str, list[bool]]()
     with without_adapters(base.model):
         for form in dict.fromkeys([*objective.forms, "question"]):
             asked = model.ask(form, different)  # few-shot draws its answered questions from all
@@ -56,8 +63,30 @@ def completion_rates(
                 continue
             rates[form] = sum(hits) / len(hits)
             if form == BEST:
-                rates |= _by_relation([asked[i].fact.relation for i in drawn], hits, model.best)
-    return {**rates, CONSTANT: _constant([different[i] for i in new])}
+                rates |= _by_relation([fact.relation for fact in facts], hits, model.best)
+            elif form in FORMS:
+                hits_by_form[form] = list(hits)
+    usual = _most_frequent([different[i] for i in new])
+    rates |= _weak_relations(facts, hits_by_form, usual, objective.forms)
+    return {**rates, CONSTANT: sum(count for count, _ in usual.values()) / len(new)}
+
+
+def _weak_relations(
+    facts: Sequence[Fact], hits: Mapping[str, list[bool]], usual: Mapping[str, tuple[int, int]], taught: Sequence[str]
+) -> dict[str, float]:
+    """The rates of the taught forms in relations where they are surely below a constant answer, or the question."""
+    weak = dict[str, float]()
+    for relation in dict.fromkeys(fact.relation for fact in facts):
+        own = [k for k, fact in enumerate(facts) if fact.relation == relation]
+        subjects, (count, total) = [facts[k].composed_subject for k in own], usual[relation]
+        rates = {form: share_interval([column[k] for k in own], subjects) for form, column in hits.items()}
+        least = max(count / total, rates["question"].mean if "question" in rates else 0.0)
+        weak |= {
+            f"{form}{ABOUT}{relation}": rate.mean
+            for form, rate in rates.items()
+            if form in taught and rate.high < least
+        }
+    return weak
 
 
 def _by_relation(relations: Sequence[str], hits: Sequence[bool], best: Mapping[str, str]) -> dict[str, float]:
@@ -82,14 +111,24 @@ def describe(rates: Mapping[str, float], objective: Objective) -> str:
 
 
 def warn_of_weak_forms(rates: Mapping[str, float], objective: Objective) -> None:
-    """Warn the caller of a trainer if the objective teaches from a form in which the base knows little."""
-    weak = weak_forms(rates, objective)
+    """Warn the caller of a trainer if the objective teaches from a form in which the base knows little.
+
+    A form is weak if the base completes less in it than a constant answer, or the question, gets right. In one relation
+    it is weak if the upper end of its 95% interval is below that.
+    """
+    weak, relations = weak_forms(rates, objective), [name.replace(ABOUT, " for ") for name in rates if ABOUT in name]
     if weak:
         best = max(rates[form] for form in weak)
         others = [form for form in FORMS if form not in weak and rates.get(form, 1.0) > best]
         advice = f"try another form ({', '.join(others)}), or recommended" if others else "use recommended, or ce alone"
         warnings.warn(
             f"{describe(rates, objective)} Teaching from {' and '.join(weak)} would lose what it knows; {advice}",
+            stacklevel=4,
+        )
+    elif relations:
+        warnings.warn(
+            f"{describe(rates, objective)} Teaching from {' and '.join(relations)} would lose what it knows; use "
+            "recommended, which chooses a form for each relation",
             stacklevel=4,
         )
 
@@ -103,8 +142,9 @@ def weak_forms(rates: Mapping[str, float], objective: Objective) -> list[str]:
     return [form for form in objective.forms if form in FORMS and form in rates and rates[form] < least]
 
 
-def _constant(examples: Sequence[Example]) -> float:
+def _most_frequent(examples: Sequence[Example]) -> dict[str, tuple[int, int]]:
+    """For each relation, how many facts have its most frequent answer, and how many facts there are."""
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for prompt in prompts_of(examples):
         answers[prompt.fact.relation][prompt.fact.answer] += 1
-    return sum(counts.most_common(1)[0][1] for counts in answers.values()) / len(examples)
+    return {relation: (counts.most_common(1)[0][1], counts.total()) for relation, counts in answers.items()}

@@ -11,6 +11,7 @@ from types import NoneType
 
 from attnbalance.arguments import expects
 from attnbalance.data.facts import Fact, FactSet
+from attnbalance.data.scoring import is_match
 from attnbalance.errors import DataError
 from attnbalance.seeds import check_seed
 
@@ -24,7 +25,8 @@ CONTROLLED_RELATIONS = ("country", "sport", "occupation")
 class Split:
     """Facts to train on, to validate on and to test on.
 
-    No subject is in two of these parts, unless the training facts are themselves validated on.
+    No subject is in two of these parts, unless the training facts are themselves validated on. Subjects are compared as
+    they are written: "NOiSE" is not "Noise".
     """
 
     name: str
@@ -75,9 +77,10 @@ def split_facts(
 
     "controlled-top" and "controlled-bottom" are PopQA-Controlled (section 5.1): of the relations country, sport and
     occupation, train only on facts whose answer is the relation's most frequent one, halved by popularity within each
-    relation; the held-out facts are those that do not accept that answer. No subjects are held out first, but a
-    training fact whose subject is also held out is left out. The paper names the three answers USA, soccer and actor;
-    here they are counted, unless `controlled_answers` names them; PopQA's most frequent occupation is "politician".
+    relation; the held-out facts are those of which it is no right answer, by whole words. No subjects are held out
+    first, but a training fact whose subject is also held out is left out. The paper names the three answers USA, soccer
+    and actor; here they are counted, unless `controlled_answers` names them; PopQA's most frequent occupation is
+    "politician".
 
     Raises `DataError` for an unknown kind, shares outside (0, 1), missing popularity, and an empty part.
 
@@ -197,11 +200,11 @@ def warn_of_ties(what: str, half: Sequence[float], others: Collection[float]) ->
 
 
 def _controlled(facts: FactSet, answers: Mapping[str, str] | None) -> tuple[FactSet, FactSet]:
-    """Facts whose answer is the one of their relation, and facts that do not accept it."""
+    """Facts whose answer is the one of their relation, and facts of which it is no right answer, by whole words."""
     some = facts.of_relations(CONTROLLED_RELATIONS if answers is None else list(answers))
     usual = {relation: given[0] for relation, given in some.most_frequent_answers().items()}
     taught = usual if answers is None else answers
-    test = some.where(lambda fact: taught[fact.relation] not in fact.answers)
+    test = some.where(lambda fact: not is_match(taught[fact.relation], fact.answers))
     tested = {fact.composed_subject for fact in test}
     pool = some.where(lambda fact: fact.answer == taught[fact.relation] and fact.composed_subject not in tested)
     if missing := sorted(set(taught) - set(pool.relations)):

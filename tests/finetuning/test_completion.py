@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +17,8 @@ from attnbalance import Fact
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.statements import statement_prompts
 from attnbalance.finetuning import completion
-from attnbalance.finetuning.completion import CONSTANT, completion_rates, describe, weak_forms
-from attnbalance.finetuning.examples import make_examples
+from attnbalance.finetuning.completion import CONSTANT, completion_rates, describe, warn_of_weak_forms, weak_forms
+from attnbalance.finetuning.examples import Example, make_examples
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.trainer import ObjectiveTrainer
 from attnbalance.models.hooked import hook
@@ -97,6 +99,40 @@ def test_of_many_examples_some_are_asked(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_form_is_weak_below_a_constant_answer_or_the_question(rates: dict[str, float], weak: list[str]) -> None:
     assert weak_forms(rates, KL) == weak
     assert weak_forms({"question": 0.2, CONSTANT: 0.3}, parse_objective("kl(question)")) == ["question"]
+
+
+def test_a_relation_that_a_form_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base that completes all statements of one relation, none of another, and 30% of a third (10 facts)."""
+
+    def complete(examples: Sequence[Example], *_: object) -> list[bool]:
+        facts = [example.prompt.fact for example in examples if example.prompt]
+        asked = [example.prompt.text.startswith("Question") for example in examples if example.prompt]
+        counts = Counter[str]()
+        hits = []
+        for fact, question in zip(facts, asked, strict=True):
+            counts[fact.relation] += 1
+            hits.append(
+                not question and (fact.relation == "home" or (fact.relation, counts["few"] > 7) == ("few", True))
+            )
+        return hits
+
+    monkeypatch.setattr(completion, "completions", complete)
+    sizes = {"home": 40, "comes from": 40, "few": 10}
+    facts = [
+        Fact(f"{relation} {i}", relation, (f"place {i % 2}",), question=f"Where is {relation} {i}?")
+        for relation, size in sizes.items()
+        for i in range(size)
+    ]
+    examples, tokenizer = make_examples(facts, tiny_tokenizer("bos")), tiny_tokenizer("bos")
+    rates = completion_rates(examples, KL, hook(tiny_model("llama"), tokenizer, "tiny"))
+    assert rates == {"statement": 43 / 90, "question": 0.0, "statement about comes from": 0.0, CONSTANT: 0.5}
+    with pytest.warns(
+        UserWarning, match=r"0\.0% as statement about comes from.*Teaching from statement for comes from"
+    ):
+        warn_of_weak_forms(rates | {CONSTANT: 0.4}, KL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warn_of_weak_forms({"statement": 0.5, "question": 0.0, CONSTANT: 0.5}, KL)
 
 
 def test_what_is_said_names_the_forms_and_whether_answers_are_learned() -> None:

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnbalance.data.facts import Fact, FactSet
+from attnbalance.data.prompts import make_prompts
 from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.errors import DataError
 from attnbalance.finetuning.splits import SPLITS, split_facts
+from attnbalance.readings.recall import score
 
 PARTS = ("train", "validation", "heldout")
 
@@ -88,6 +90,17 @@ def test_controlled_trains_on_the_most_frequent_answer_and_tests_on_the_others()
     assert {fact.answer for fact in top.heldout} == {"Peru"}
     assert popularities((*top.train, *top.validation)) == {6.0, 7.0, 8.0, 9.0, 10.0, 11.0}
     assert popularities((*bottom.train, *bottom.validation)) == {0.0, 1.0, 2.0, 3.0, 4.0, 5.0}
+
+
+def test_controlled_holds_out_no_fact_that_the_taught_answer_answers():
+    facts = [Fact(f"Player {i}", "sport", ("association football",), float(i)) for i in range(12)]
+    facts += [
+        Fact(f"Other {i}", "sport", (answer,), 1.0) for i, answer in enumerate(("football", "Association", "foot"))
+    ]
+    split = split_facts(FactSet(tuple(facts)), "controlled-top", controlled_answers={"sport": "association football"})
+    taught = score(make_prompts(split.heldout), ["association football"] * len(split.heldout), {})
+    assert [fact.answer for fact in split.heldout] == ["foot"]
+    assert taught.correct == (False,)
 
 
 def test_a_subject_that_is_tested_in_one_relation_is_not_trained_on_in_another():
