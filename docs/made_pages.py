@@ -53,6 +53,14 @@ OTHER_RELATIONS = {
     "replay-0.7": "replay, adapter times 0.7",
     "half-replay": "replay, adapter halved",
 }
+OWN_FACTS = {
+    ("own-facts", "constant"): "constant answer",
+    ("own-facts", "replay"): "replay, 1e-3",
+    ("own-facts", "replay-0.7"): "replay, 1e-3, adapter times 0.7",
+    ("own-facts", "half-replay"): "replay, 1e-3, adapter halved",
+    ("own-facts-3e-4", "replay"): "replay, 3e-4",
+    ("own-facts-3e-4", "replay-0.7"): "replay, 3e-4, adapter times 0.7",
+}
 LABELS = {
     "no training: statement": "no training, asked by statement",
     "no training: question": "no training, asked by question",
@@ -121,6 +129,7 @@ def make_all() -> None:
         "real-model-rivals": intervals_table("real-model", RIVALS, COLUMNS),
         "other-relations": intervals_table("other-relations", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
         "own-facts": intervals_table("own-facts", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
+        "own-facts-rates": counts_table(OWN_FACTS, (0, 1)),
         "labels-synthetic": study_table("labels", "synthetic", "bottom", LABELS),
         "labels-popqa": study_table("labels", "popqa", "bottom", LABELS),
         "league-synthetic": study_table("league", "synthetic", "top", LEAGUE),
@@ -167,6 +176,21 @@ def seeds_table(folder: str, names: Mapping[str, str], seeds: Sequence[int]) -> 
     for row, name in names.items():
         scores = [load_scores(folder, row, seed) for seed in seeds]
         rows.append([name, *(seeds_cell(column, [each[column] for each in scores], row) for column in COLUMNS)])
+    return markdown(rows)
+
+
+def counts_table(names: Mapping[tuple[str, str], str], seeds: Sequence[int]) -> str:
+    """For each row of a folder, what is counted in all seeds together."""
+    columns = {column: COLUMNS[column] for column in ("kept", "kept, few-shot", "learned", "learned, statement")}
+    rows = [["method", *columns.values()]]
+    for (folder, row), name in names.items():
+        scores = [load_scores(folder, row, seed) for seed in seeds]
+        cells = []
+        for column in columns:
+            total = sum(each[column]["n"] for each in scores)
+            count = sum(round(each[column]["mean"] * each[column]["n"]) for each in scores)
+            cells.append(f"{count} of {total} ({whole_percent(count / total)}%)")
+        rows.append([name, *cells])
     return markdown(rows)
 
 

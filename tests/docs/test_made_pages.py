@@ -33,6 +33,15 @@ def test_a_row_shows_the_mean_of_its_seeds_and_each(made: ModuleType) -> None:
     assert f"| plain | {100 * sum(kept) / 3:.0f}% ({', '.join(f'{100 * share:.0f}' for share in kept)}) |" in row
 
 
+def test_counts_of_seeds_are_added(made: ModuleType) -> None:
+    table = made.counts_table({("own-facts", "replay-0.7"): "replay"}, (0, 1))
+    kept, learned = (37 + 28, 41 + 30), (190 + 192, 192 + 200)  # read off the files by hand
+    row = table.splitlines()[2]
+    assert row.startswith(
+        f"| replay | {kept[0]} of {kept[1]} (92%) | 63 of 71 (89%) | {learned[0]} of {learned[1]} (97%) |"
+    )
+
+
 def test_halves_of_a_percent_are_rounded_up_and_intervals_are_not_rounded_twice(made: ModuleType) -> None:
     for share, shown in ((0.065, "7"), (0.025, "3"), (0.005, "1"), (0.3748, "37"), (1.0, "100"), (0.0, "0")):
         assert made.whole_percent(share) == shown
