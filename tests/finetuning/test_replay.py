@@ -137,7 +137,8 @@ def test_what_the_base_completes_is_counted_without_replayed_facts() -> None:
     new = [fact.answer for fact in facts if fact.relation.endswith("1")]
     replayed = [example for example in examples if REPLAYED in example.targets]
     assert completion_rates(replayed, parse_objective("kl(question)"), hooked) == {}
-    assert rates == {"question": 0.0, CONSTANT: max(map(new.count, new)) / len(new)}
+    weak = {"question about shifted by 1": 0.0}  # none of them is completed, and over half have the same answer
+    assert rates == {"question": 0.0, **weak, CONSTANT: max(map(new.count, new)) / len(new)}
 
 
 def test_a_curriculum_ranks_facts_of_one_source(llama_folder: Path, tmp_path: Path) -> None:
