@@ -37,6 +37,9 @@ RESULTS = {
 """The files of results in a command's folder, beside attnbalance.json; those of `reproduce` are its figures'."""
 
 
+GROWING = ("study", "reproduce")
+"""The commands whose folder may hold results of fewer fits or cells than were asked for now."""
+
 SHARED = ("finetune", "instruct", "curve", "trajectory")
 """The commands whose work is shared by the processes that `accelerate launch` starts."""
 
@@ -49,13 +52,15 @@ class Command(TyperCommand):
         if not ctx.meta[WANTED]:
             with _first_process_prints(ctx.info_name):
                 return super().invoke(ctx)
-        ending = None
+        ending, before = None, dict[Path, tuple[int, int]]()
         with _standard_output_as_error():
+            if ctx.info_name in GROWING:
+                before = _stamps(ctx)
             try:
                 super().invoke(ctx)
             except Exit as exit_code:  # a command that has its results and found something wrong
                 ending = exit_code
-        print_json(_about(ctx), ctx.info_name)
+        print_json(_about(ctx, before), ctx.info_name)
         if ending is not None:
             raise ending
         return None
@@ -77,8 +82,11 @@ def _prints(command: str | None) -> bool:
     return command not in SHARED or os.environ.get("RANK", "0") == "0"
 
 
-def _about(ctx: Any) -> dict[str, object]:
-    """The command, the version, the folder of results as an absolute path, its files, and its numbers."""
+def _about(ctx: Any, before: Mapping[Path, tuple[int, int]]) -> dict[str, object]:
+    """The command, the version, the folder of results as an absolute path, its files, and its numbers.
+
+    before: the stamps of files from before the command; results that it did not write again are left out.
+    """
     from importlib.metadata import version
 
     out = ctx.params.get("out")
@@ -89,8 +97,20 @@ def _about(ctx: Any) -> dict[str, object]:
         "version": version("attnbalance"),
         "out": None if folder is None else str(folder),
         "files": [name for name in files if name not in (LOCK, HOLDER)],
-        "results": ctx.meta.get(NUMBERS) or _results(folder, (MARKER, *_files_of(ctx))),
+        "results": ctx.meta.get(NUMBERS) or _results(folder, (MARKER, *_new_files_of(ctx, before))),
     }
+
+
+def _new_files_of(ctx: Any, before: Mapping[Path, tuple[int, int]]) -> list[str]:
+    now = _stamps(ctx) if before else {}
+    old = {path.name for path, stamp in now.items() if before.get(path) == stamp}
+    return [name for name in _files_of(ctx) if name not in old]
+
+
+def _stamps(ctx: Any) -> dict[Path, tuple[int, int]]:
+    """What changes when a file of results is written: its inode and its time."""
+    paths = [as_folder(ctx.params["out"]) / name for name in _files_of(ctx)]
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths if path.is_file()}
 
 
 def _files_of(ctx: Any) -> Sequence[str]:

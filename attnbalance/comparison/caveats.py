@@ -76,17 +76,23 @@ def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> s
 
 
 def _trained(spec: ModelSpec) -> set[tuple[str, str]]:
-    """The facts that a run was trained on.
+    """The facts that a model's run was trained on, and the runs of the models that it began from.
 
     A checkpoint's run is one of the folders above it; that of a scaled adapter is the one that it was scaled from.
     """
-    folder = Path(spec.adapter or spec.model)
-    marker = read_json(folder / MARKER)
-    if marker.get("kind") == SCALED:
-        folder = Path(marker["config"]["adapter"])
-    runs = [path for path in (folder, *folder.absolute().parents[:2]) if read_json(path / MARKER).get("kind") == KIND]
-    files = [run / FACTS[part] for run in runs for part in ("train", "replay")]
-    return {_name(fact) for file in files if file.is_file() for fact in load_written(file)}
+    facts, seen, left = set[tuple[str, str]](), set[Path](), [spec.model, spec.adapter or spec.model]
+    while left:
+        folder = Path(left.pop()).absolute()
+        for path in {folder, *folder.parents[:2]} - seen:
+            seen.add(path)
+            record = read_json(path / MARKER)
+            if record.get("kind") == SCALED:
+                left.append(record["config"]["adapter"])
+            elif record.get("kind") == KIND:
+                left += [record["base"]] if "base" in record else []
+                files = [path / FACTS[part] for part in ("train", "replay")]
+                facts |= {_name(fact) for file in files if file.is_file() for fact in load_written(file)}
+    return facts
 
 
 def _name(fact: Fact) -> tuple[str, str]:

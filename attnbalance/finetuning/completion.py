@@ -12,7 +12,7 @@ from attnbalance.data.forms import BEST, FORMS
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import REPLAYED, Example, about_facts, examples_of
 from attnbalance.finetuning.objectives.base_model import BaseModel, prompts_of, without_adapters
-from attnbalance.finetuning.objectives.best_forms import chosen_forms, completions
+from attnbalance.finetuning.objectives.best_forms import chosen_forms, completions, least_share
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.hooked import HookedModel
 from attnbalance.statistics.shares import share_interval
@@ -21,7 +21,7 @@ ASKED = 500
 """The largest number of training examples that the base is asked."""
 
 ABOUT = " about "
-"""What joins a form and a relation in which it is weak."""
+"""Stands between a form and a relation in which it is weak, as in "statement about capital"."""
 
 CONSTANT = "constant answer"
 """The share of facts whose answer is their relation's most frequent one: what a model without knowledge gets right."""
@@ -52,8 +52,9 @@ def completion_rates(
     if not new:
         return {}
     drawn = sorted(random.Random(seed).sample(new, min(ASKED, len(new))))  # noqa: S311
-    model, rates = BaseModel(base, batch_size, seed, best=chosen_forms(different)), dict[str, float]()
-    facts, hits_by_form = [prompt.fact for prompt in prompts_of([different[i] for i in drawn])], dict[str, list[bool]]()
+    model = BaseModel(base, batch_size, seed, best=chosen_forms(different))
+    facts = [prompt.fact for prompt in prompts_of([different[i] for i in drawn])]
+    rates, hits_by_form = dict[str, float](), dict[str, list[bool]]()
     with without_adapters(base.model):
         for form in dict.fromkeys([*objective.forms, "question"]):
             asked = model.ask(form, different)  # few-shot draws its answered questions from all
@@ -74,13 +75,16 @@ def completion_rates(
 def _weak_relations(
     facts: Sequence[Fact], hits: Mapping[str, list[bool]], usual: Mapping[str, tuple[int, int]], taught: Sequence[str]
 ) -> dict[str, float]:
-    """The rates of the taught forms in relations where they are surely below a constant answer, or the question."""
+    """The rates of the taught forms in relations where their whole interval is below a constant answer or the question.
+
+    See `least_share` for relations whose facts all have the same answer.
+    """
     weak = dict[str, float]()
     for relation in dict.fromkeys(fact.relation for fact in facts):
         own = [k for k, fact in enumerate(facts) if fact.relation == relation]
         subjects, (count, total) = [facts[k].composed_subject for k in own], usual[relation]
         rates = {form: share_interval([column[k] for k in own], subjects) for form, column in hits.items()}
-        least = max(count / total, rates["question"].mean if "question" in rates else 0.0)
+        least = max(least_share(count / total), rates["question"].mean if "question" in rates else 0.0)
         weak |= {
             f"{form}{ABOUT}{relation}": rate.mean
             for form, rate in rates.items()
@@ -114,20 +118,23 @@ def warn_of_weak_forms(rates: Mapping[str, float], objective: Objective) -> None
     """Warn the caller of a trainer if the objective teaches from a form in which the base knows little.
 
     A form is weak if the base completes less in it than a constant answer, or the question, gets right. In one relation
-    it is weak if the upper end of its 95% interval is below that.
+    it is weak if the upper end of its 95% interval is below that. `least_share` says what counts where all facts have
+    the same answer.
     """
-    weak, relations = weak_forms(rates, objective), [name.replace(ABOUT, " for ") for name in rates if ABOUT in name]
+    weak, pairs = weak_forms(rates, objective), [name.partition(ABOUT) for name in rates]
+    relations = [(form, relation) for form, about, relation in pairs if about and form in objective.forms]
     if weak:
-        best = max(rates[form] for form in weak)
-        others = [form for form in FORMS if form not in weak and rates.get(form, 1.0) > best]
+        excluded = {form for form, _ in relations}
+        others = [form for form in FORMS if form not in excluded and rates.get(form, 1.0) >= _least(rates)]
         advice = f"try another form ({', '.join(others)}), or recommended" if others else "use recommended, or ce alone"
         warnings.warn(
             f"{describe(rates, objective)} Teaching from {' and '.join(weak)} would lose what it knows; {advice}",
             stacklevel=4,
         )
     elif relations:
+        named = [f"{form} for {relation}" for form, relation in relations]
         warnings.warn(
-            f"{describe(rates, objective)} Teaching from {' and '.join(relations)} would lose what it knows; use "
+            f"{describe(rates, objective)} Teaching from {' and '.join(named)} would lose what it knows; use "
             "recommended, which chooses a form for each relation",
             stacklevel=4,
         )
@@ -136,10 +143,15 @@ def warn_of_weak_forms(rates: Mapping[str, float], objective: Objective) -> None
 def weak_forms(rates: Mapping[str, float], objective: Objective) -> list[str]:
     """The forms taught from in which the base completes less than a constant answer, or the question, gets right.
 
-    `BEST` is none of them: `choose_forms` has compared it, relation by relation.
+    `BEST` is none of them: `choose_forms` has compared it, relation by relation. `least_share` says what counts where
+    all facts of each relation have the same answer.
     """
-    least = max(rates.get(CONSTANT, 0.0), rates.get("question", 0.0))
-    return [form for form in objective.forms if form in FORMS and form in rates and rates[form] < least]
+    return [form for form in objective.forms if form in FORMS and form in rates and rates[form] < _least(rates)]
+
+
+def _least(rates: Mapping[str, float]) -> float:
+    """The least share of facts that a form worth teaching from completes."""
+    return max(least_share(rates.get(CONSTANT, 0.0)), rates.get("question", 0.0))
 
 
 def _most_frequent(examples: Sequence[Example]) -> dict[str, tuple[int, int]]:

@@ -31,8 +31,8 @@ FACTORS = re.compile(r"\.lora_(embedding_)?(?P<factor>[AB])(\.weight|\.bias)?$")
 CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 """Beginnings of peft's `init_lora_weights` that change the base's own weights, when training begins or on loading."""
 
-OF_THE_BASE = ("base_fingerprint", "base_settings", "versions")
-"""What the record of a run says about its base, by which `load_adapter` checks it."""
+KEPT = ("base_fingerprint", "base_settings", "versions", "shortcuts")
+"""What the record of a run says about its base, by which `load_adapter` checks it, and about its answers."""
 
 
 @expects(adapter=(str, Path), out=(str, Path))
@@ -71,7 +71,7 @@ def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
             with writing(folder / WEIGHTS):
                 save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
             recorded = read_json(source / MARKER)
-            about = provenance() | {name: recorded[name] for name in OF_THE_BASE if name in recorded}
+            about = provenance() | {name: recorded[name] for name in KEPT if name in recorded}
             record = {"kind": SCALED, "config": config, **about}
             write_saved(folder / MARKER, record | {"files_sha256": hash_files(folder, but=[MARKER, CARD])})
     close_work(out)

@@ -77,7 +77,7 @@ def split_facts(
 
     "controlled-top" and "controlled-bottom" are PopQA-Controlled (section 5.1): of the relations country, sport and
     occupation, train only on facts whose answer is the relation's most frequent one, halved by popularity within each
-    relation; the held-out facts are those of which it is no right answer, by whole words. No subjects are held out
+    relation; the held-out facts are those for which it is wrong, by whole words. No subjects are held out
     first, but a training fact whose subject is also held out is left out. The paper names the three answers USA, soccer
     and actor; here they are counted, unless `controlled_answers` names them; PopQA's most frequent occupation is
     "politician".
@@ -200,7 +200,7 @@ def warn_of_ties(what: str, half: Sequence[float], others: Collection[float]) ->
 
 
 def _controlled(facts: FactSet, answers: Mapping[str, str] | None) -> tuple[FactSet, FactSet]:
-    """Facts whose answer is the one of their relation, and facts of which it is no right answer, by whole words."""
+    """Facts whose answer is the one of their relation, and facts for which it is wrong, by whole words."""
     some = facts.of_relations(CONTROLLED_RELATIONS if answers is None else list(answers))
     usual = {relation: given[0] for relation, given in some.most_frequent_answers().items()}
     taught = usual if answers is None else answers

@@ -57,16 +57,18 @@ class _RefuseNaN(LogitsProcessor):
 
 
 class _Draw(LogitsProcessor):
-    """Adds Gumbel noise to the logits of each prompt, so that their argmax is a draw from the softmax."""
+    """Leaves of each prompt's logits one token, drawn from their softmax by inverting its distribution function."""
 
     def __init__(self, sampling: Sampling, indices: Sequence[int]) -> None:
         self._temperature = sampling.temperature
         self._generators = [sampling.generator(index) for index in indices]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores whose argmax is drawn."""
-        waits = torch.stack([torch.empty(scores.shape[1]).exponential_(generator=each) for each in self._generators])
-        return scores.float() / self._temperature - waits.log().to(scores.device)
+        """Scores of 0 for the drawn tokens and minus infinity for all others."""
+        uniform = torch.cat([torch.rand(1, dtype=torch.float64, generator=each) for each in self._generators])
+        up_to = (scores.float() / self._temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
+        drawn = torch.searchsorted(up_to, uniform.to(scores.device)[:, None] * up_to[:, -1:], right=True)
+        return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)
 
 
 def stop_ids(model: HookedModel) -> list[int]:
@@ -122,7 +124,7 @@ def generate(
         edit.check(model, prompts)
     settings, answers, whole = _settings(model, first_line), [""] * len(encodings), [""] * len(encodings)
     if edit is not None and not settings.use_cache:
-        raise ModelError(f"{model.name} answers otherwise with its cache than without it, so answers cannot be edited")
+        raise ModelError(f"{model.name}'s answers with its cache differ from those without, so they cannot be edited")
     with model.evaluating(), _bar(len(encodings), title, progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
         groups = [(None, list(range(len(encodings))))]

@@ -195,11 +195,11 @@ _ABOUT = (
     "at each checkpoint, about knowledge conflicts (--conflicts) in the same form. "
     "Counterfactual accuracy: the output contains the context's answer; parametric: it contains the remembered one "
     "(which stands in most of the authors' contexts too). 'From the context' and 'from memory' count whole words, as "
-    "`attnbalance context` does. The learning rate of each arm and seed, 1e-5 or 1e-4, is that with the lowest loss on "
-    "validation instructions (the paper: by benchmarks). The peak's step is chosen on the other seeds. Departures: "
-    "the prompts lack Alpaca's first sentence; the paper prints no batch size; conflicts too long for the model are "
-    "left out. {about} At small scale 1,000 instructions and 40 conflicts are drawn for each seed, instructions of "
-    "more than 160 tokens are left out, and LoRA of rank 16 is trained for 24 steps of 8 at 1e-3."
+    "`attnbalance context` does. At paper scale the learning rate of each arm and seed, 1e-5 or 1e-4, is that with the "
+    "lowest loss on validation instructions (the paper: by benchmarks). The peak's step is chosen on the other seeds. "
+    "Departures: the prompts lack Alpaca's first sentence; the paper prints no batch size; conflicts too long for the "
+    "model are left out. {about} At small scale 1,000 instructions and 40 conflicts are drawn for each seed, "
+    "instructions of more than 160 tokens are left out, and LoRA of rank 16 is trained for 24 steps of 8 at 1e-3."
 )
 _FILTERS = (
     "Names that are left out are the tested answers and subjects. Context-critical: the three quarters of the "

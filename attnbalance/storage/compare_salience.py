@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from attnbalance.comparison.caveats import caveats, unlike_tokens
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
@@ -61,15 +62,22 @@ def compare_salience(
     if not results.is_finished():
         prompts, dropped = usable_prompts(facts, specs, settings, skip_bad, need_answer_tokens=True)
         with results.working() as work:
-            models = [_read(spec, prompts, settings, progress) for spec in specs]
-            answers = " ".join(answer(model) for model in models)
+            models, dtypes = list[Salience](), dict[str, str]()
+            for spec in specs:
+                salience, dtypes[spec.label] = _read(spec, prompts, settings, progress)
+                models.append(salience)
+            caveat = caveats(specs, prompts, dtypes, unlike_tokens(specs, prompts, settings))
+            said = [*map(answer, models), *([f"{caveat}."] if caveat else ())]
             refuse_changed(results.config, specs, settings)
-            with results.writing(work, answer=answers, dropped={**facts.dropped, **dropped}) as folder:
-                _write(models, prompts, folder)
+            with results.writing(work, answer=" ".join(said), dropped={**facts.dropped, **dropped}) as folder:
+                _write(models, dtypes, prompts, folder)
     return results.close()
 
 
-def _read(spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings, progress: bool) -> Salience:
+def _read(
+    spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings, progress: bool
+) -> tuple[Salience, str]:
+    """What is read of a model, and its dtype."""
     model = load_spec(spec, settings)
     prompts = PromptSet.of(prompts, model.tokenizer)
     bridged, answer_tokens = bridge_of(model), make_answer_tokens(prompts, model.tokenizer)
@@ -81,24 +89,24 @@ def _read(spec: ModelSpec, prompts: Sequence[Prompt], settings: MeasureSettings,
         read_mlp_salience(bridged, answer_tokens, at=at, batch_size=settings.batch_size)
         for at in ("context", *SUBJECTS)
     ]
-    read_only = model.read_only
+    read_only, dtype = model.read_only, model.dtype
     if not read_only:
         readings.append(read_relevance(model, prompts, batch_size=settings.batch_size, progress=progress).push)
     ranks = read_readout_ranks(bridged, answer_tokens, batch_size=settings.batch_size, seed=settings.seed)
     del bridged, model
     gc.collect()
-    return conclude(spec.label, readings, ranks, prompts, answer_tokens.ambiguous, read_only, settings.seed)
+    return conclude(spec.label, readings, ranks, prompts, answer_tokens.ambiguous, read_only, settings.seed), dtype
 
 
-def _write(models: Sequence[Salience], prompts: Sequence[Prompt], folder: Path) -> None:
+def _write(models: Sequence[Salience], dtypes: Mapping[str, str], prompts: Sequence[Prompt], folder: Path) -> None:
     write_json_lines(folder / "prompts.jsonl", (prompt.as_dict() for prompt in prompts))
-    write_json(folder / "salience.json", [_as_json(model) for model in models])
+    write_json(folder / "salience.json", [_as_json(model, dtypes[model.label]) for model in models])
     readings = [(model.label, reading) for model in models for reading in model.readings]
     write_readings(readings, folder / "salience.parquet")
     write_figures(models, folder)
 
 
-def _as_json(model: Salience) -> dict[str, object]:
+def _as_json(model: Salience, dtype: str) -> dict[str, object]:
     readings = []
     for i, (reading, curve) in enumerate(zip(model.readings, model.curves, strict=True)):
         correlations = None if model.popularity is None else _intervals(model.popularity[i])
@@ -108,7 +116,7 @@ def _as_json(model: Salience) -> dict[str, object]:
         str(k): {"stored": share.share.as_dict(), "control": share.control.as_dict(), "chance": share.chance}
         for k, share in model.top.items()
     }
-    about = {"label": model.label, "left_out": left_out(model), "ambiguous": model.ambiguous}
+    about = {"label": model.label, "dtype": dtype, "left_out": left_out(model), "ambiguous": model.ambiguous}
     return about | {"readings": readings, "stored_among_first": top}
 
 

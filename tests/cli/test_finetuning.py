@@ -14,6 +14,7 @@ from trainers import assert_close
 
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.sources.load_facts import load_facts
+from attnbalance.errors import DataError
 from attnbalance.finetuning.runs import load_run
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.models.hooked import HookedModel
@@ -154,6 +155,24 @@ def test_finetune_ranks_by_what_the_model_shows_and_drops_what_cannot_be_ranked(
     )
     assert code == 2
     assert "split whole does not rank facts" in text
+
+
+def test_the_seed_draws_the_samples_that_rank_facts(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seeds = tmp_path / "facts.jsonl", list[int]()
+    facts = ({"subject": f"Subject {i}", "relation": "city", "answers": ["Paris"]} for i in range(20))
+    path.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
+
+    def rank(facts: FactSet, *_: object, seed: int, **__: object) -> dict[str, float]:
+        seeds.append(seed)
+        raise DataError("ranked")
+
+    monkeypatch.setattr("attnbalance.readings.passes.check_passes", lambda *_: None)  # 96 positions are too few
+    monkeypatch.setattr("attnbalance.finetuning.ranking.rank_facts", rank)
+    options = ("--facts", path, "--split", "top", "--rank-by", "slick", "--seed", 5, "--out", tmp_path / "out")
+    code, text = run_command("finetune", llama_folder, *options)
+    assert (code, seeds) == (2, [5]), text
 
 
 def test_finetune_names_the_questions_that_are_too_long_and_drops_them(gpt2_folder: Path, tmp_path: Path) -> None:

@@ -120,6 +120,25 @@ def test_a_command_prints_one_object_with_what_its_files_hold(
     assert said.endswith(sentences)  # all that is printed without --json, to the byte
 
 
+@pytest.mark.parametrize("name", ["study", "reproduce"])
+def test_results_of_fewer_fits_or_cells_than_were_asked_for_are_left_out(
+    name: str, commands: dict[str, tuple[object, ...]], tmp_path: Path
+) -> None:
+    result, study = {"study": "study", "reproduce": "goyal-prop1"}[name], tmp_path / "study.yaml"
+    for _ in range(2):  # the second time all is there already
+        code, text, said = run("--json", *commands[name], "--out", tmp_path / "out")
+        assert code == 0, said
+        assert result in only_object(text)["results"]
+    study.write_text(f"{STUDY}\nseeds: [0, 1]")
+    more = commands[name] if name == "study" else ["3" if part == 2 else part for part in commands[name]]
+    code, text, said = run("--json", *more, "--worker", "8/9", "--out", tmp_path / "out")
+    assert code == 0, said
+    assert list(only_object(text)["results"]) == ["attnbalance"]
+    assert (tmp_path / "out" / f"{result}.json").is_file()
+    code, text, said = run("--json", *more, "--out", tmp_path / "out")
+    assert list(only_object(text)["results"]) == ["attnbalance", result]
+
+
 def test_the_numbers_of_facts_are_counted_and_the_file_is_named(
     commands: dict[str, tuple[object, ...]], tmp_path: Path
 ) -> None:

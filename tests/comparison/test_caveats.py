@@ -54,6 +54,23 @@ def test_a_scaled_adapter_was_trained_on_the_facts_of_the_adapter_that_it_was_sc
     assert seen_in_training(specs, prompts) == "scaled was finetuned on the facts of 2 of these 9"
 
 
+def test_facts_of_the_runs_that_a_run_began_from_count(tmp_path: Path) -> None:
+    """A LoRA run, scaled twice, on a run over all weights: 2 and 3 facts, one of them in both."""
+    first, second = a_run(tmp_path / "first", FACTS[:2]), a_run(tmp_path / "second", FACTS[1:4])
+    (second / "attnbalance.json").write_text(json.dumps({"kind": "finetune", "base": str(first)}))
+    scaled = second
+    for name in ("once", "twice"):
+        marker = {"kind": "scaled adapter", "config": {"adapter": str(scaled), "factor": 0.7}}
+        scaled = a_run(tmp_path / name, ())
+        (scaled / "attnbalance.json").write_text(json.dumps(marker))
+    prompts = make_prompts(FactSet(FACTS))
+    for spec in (ModelSpec("tuned", str(first), str(second)), ModelSpec("tuned", "base", str(scaled))):
+        assert seen_in_training([spec], prompts) == "tuned was finetuned on the facts of 4 of these 9"
+    itself = a_run(tmp_path / "itself", FACTS[:1])
+    (itself / "attnbalance.json").write_text(json.dumps({"kind": "finetune", "base": str(itself)}))
+    assert "facts of 1 of these 9" in seen_in_training([ModelSpec("tuned", str(itself))], prompts)
+
+
 def test_fewer_than_20_subjects_are_called_too_few() -> None:
     many = FactSet(tuple(Fact(f"subject {i}", relation, ("x",)) for i in range(20) for relation in ("r", "s")))
     assert few_subjects(make_prompts(many)) == ""

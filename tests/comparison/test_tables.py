@@ -69,6 +69,16 @@ def test_recall_json_holds_both_scorings_and_the_ties_across_fifths():
     assert [part["tied"] for part in top["top_percentiles"]] == [0, 1, 0, 0, 0, 0, 0, 0, 0, 0]
 
 
+def test_the_seed_of_a_comparison_draws_the_interval_of_f1():
+    recall = MADE["top"].recall
+    assert recall is not None
+    spread = replace(recall, f1=tuple((i / 39) ** 8 for i in range(40)))
+    measured = (replace(MADE["top"], recall=spread), MADE["bottom"])
+    first, second = (recall_json(replace(MADE, measured=measured, seed=seed))[0]["f1"] for seed in (0, 1))
+    assert first["mean"] == second["mean"] == pytest.approx(sum((i / 39) ** 8 for i in range(40)) / 40)
+    assert first["high"] != second["high"]  # the other end is Student's, which needs no seed
+
+
 def test_recall_json_without_wrong_answers_or_popularity_has_no_rate_and_no_fifths():
     [all_right] = recall_json(a_comparison(ATTENTION, {"top": [True] * 40}, popular=False))
     assert all_right["shortcut_rate"] is None

@@ -6,9 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conflict_facts import made
+import torch
+from conflict_facts import CONFLICTS, made
 
 from attnbalance.context.tables import HEAD, answer, as_json, attention_curves, lines, table
+from attnbalance.data.prompts import make_prompts
+from attnbalance.readings.reading import Reading
 from attnbalance.readings.reliance import Reliance
 
 
@@ -66,3 +69,19 @@ def test_a_line_says_what_was_answered() -> None:
     assert (line["model"], line["output"], line["from"], line["remembers"]) == ("base", " NewFrance", "context", True)
     assert line["memory_answers"] == ["OldFrance"]
     assert line["log_odds"] == pytest.approx(1.0986, abs=1e-4)  # log 3
+
+
+def test_the_seed_draws_the_intervals_of_m_c() -> None:
+    names = [f"Land {i}" for i in range(24)]
+    facts = [replace(CONFLICTS[0], subject=name, question=f"What is the capital of {name}?") for name in names]
+    odds = 4 * torch.randn(len(names), generator=torch.Generator().manual_seed(0)) - 6  # few of them are likely
+    prompts = make_prompts(facts, "context")
+    attention = {
+        role: Reading.of(prompts, each.name, "probability", torch.full((24, 2, 4), 0.3), (0, 1))
+        for role, each in made().attention.items()
+    }
+    spread = Reliance(prompts, (" NewFrance",) * 24, (" OldFrance",) * 24, odds, attention)
+    saved: list[Any] = [as_json(spread, seed)["m_c"] for seed in (0, 1)]
+    assert saved[0]["mean"] == saved[1]["mean"] == pytest.approx(float(odds.double().sigmoid().mean()))
+    assert saved[0]["high"] != saved[1]["high"]  # the other end is Student's, which needs no seed
+    assert str(spread.m_c(1)) in table({"base": spread}, 1)

@@ -93,6 +93,8 @@ def test_of_many_examples_some_are_asked(monkeypatch: pytest.MonkeyPatch) -> Non
         ({"statement": 0.1, "question": 0.0, CONSTANT: 0.3}, ["statement"]),  # below a constant answer
         ({"statement": 0.4, "question": 0.5, CONSTANT: 0.3}, ["statement"]),  # below the question itself
         ({"statement": 0.5, "question": 0.5, CONSTANT: 0.3}, []),
+        ({"statement": 0.96, "question": 0.0, CONSTANT: 1.0}, []),  # one answer for all: half is enough
+        ({"statement": 0.4, "question": 0.0, CONSTANT: 1.0}, ["statement"]),
         ({CONSTANT: 0.3}, []),  # no form could be asked
     ],
 )
@@ -133,6 +135,36 @@ def test_a_relation_that_a_form_does_not_fit_is_named(tmp_path: Path, monkeypatc
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warn_of_weak_forms({"statement": 0.5, "question": 0.0, CONSTANT: 0.5}, KL)
+        named = {"few-shot for facts about cities": 0.6, "best": 0.6, "question": 0.0, CONSTANT: 0.3}
+        warn_of_weak_forms(named, parse_objective("kl(best)"))
+
+
+def test_no_weak_form_is_recommended() -> None:
+    rates = {"statement": 0.1, "question": 0.2, CONSTANT: 0.3}
+    with pytest.warns(UserWarning, match=r"try another form \(few-shot, few-shot-statement\), or recommended"):
+        warn_of_weak_forms(rates, KL)
+    both = parse_objective("ce + kl(statement) + kl(few-shot)")
+    rates |= {"few-shot": 0.6, "few-shot about job": 0.0}
+    with pytest.warns(UserWarning, match=r"try another form \(few-shot-statement\), or recommended"):
+        warn_of_weak_forms(rates, both)
+
+
+def test_a_relation_of_one_answer_is_weak_below_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """96 and 4 of 100 facts of one answer are completed."""
+    facts = [Fact(f"Town {i}", relation, ("France",)) for relation in ("home", "land") for i in range(100)]
+
+    def complete(examples: Sequence[Example], *_: object) -> list[bool]:
+        return [
+            example.prompt.text.startswith("The")
+            and (int(example.prompt.fact.subject[5:]) < 4) == (example.prompt.fact.relation == "land")
+            for example in examples
+            if example.prompt
+        ]
+
+    monkeypatch.setattr(completion, "completions", complete)
+    tokenizer = tiny_tokenizer("bos")
+    rates = completion_rates(make_examples(facts, tokenizer), KL, hook(tiny_model("llama"), tokenizer, "tiny"))
+    assert rates == {"statement": 0.5, "question": 0.0, "statement about land": 0.04, CONSTANT: 1.0}
 
 
 def test_what_is_said_names_the_forms_and_whether_answers_are_learned() -> None:

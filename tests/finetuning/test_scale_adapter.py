@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from short_runs import SPLIT, short
 from transformers import AutoModelForCausalLM
 
+from attnbalance.comparison.specs import ModelSpec
 from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.files.outputs import read_json
 from attnbalance.finetuning.finetune import finetune
@@ -142,6 +143,13 @@ def test_a_scaled_run_knows_its_base_and_refuses_another_and_changed_weights(lla
     for out in ("scaled", "other run"):
         with pytest.raises(OutputError, match=r"adapter_model\.safetensors was changed"):
             scale_adapter(run, 0.5, tmp_path / out)
+
+
+def test_a_scaled_run_keeps_its_shortcuts(llama, tmp_path):
+    run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=2))
+    scaled = scale_adapter(scale_adapter(run.path, 0.7, tmp_path / "once"), 0.7, tmp_path / "twice")
+    shortcuts = ModelSpec("scaled", str(llama), str(scaled)).run["shortcuts"]
+    assert shortcuts == {relation: list(answers) for relation, answers in run.shortcuts.items()} != {}
 
 
 def test_a_checkpoint_is_scaled_and_a_scaled_adapter_is_scaled_again(llama, tmp_path):

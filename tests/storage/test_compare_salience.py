@@ -49,11 +49,30 @@ def test_salience_writes_numbers_for_every_reading_and_popularity(
     assert compare_salience(specs, FACTS, HOW, out) == answer
 
 
+def test_training_facts_few_subjects_and_two_dtypes_are_named(llama_folder: Path, tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    facts = FactSet(FACTS.facts[:6])
+    run = tmp_path / "run"
+    AutoModelForCausalLM.from_pretrained(llama_folder).to(torch.bfloat16).save_pretrained(run)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (run / name).write_bytes((llama_folder / name).read_bytes())
+    (run / "attnbalance.json").write_text(json.dumps({"kind": "finetune"}))
+    (run / "train.jsonl").write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in facts.facts[:2]))
+    specs = [ModelSpec("base", str(llama_folder)), ModelSpec("tuned", str(run))]
+    answer = compare_salience(specs, facts, HOW, tmp_path / "out")
+    assert "tuned was finetuned on the facts of 2 of these 6; 6 subjects are too few to trust the intervals; " in answer
+    assert answer.endswith("so small differences may be rounding (read all in float32).")
+    found = json.loads((tmp_path / "out" / "salience.json").read_text())
+    assert [model["dtype"] for model in found] == ["float32", "bfloat16"]
+
+
 def test_answers_with_the_first_token_of_another_are_counted(llama_folder: Path, tmp_path: Path) -> None:
     names = ("New York", "New Orleans", "Paris")
     facts = FactSet(tuple(Fact(f"Subject {i}", "city", (names[i % 3],)) for i in range(12)))
     answer = compare_salience([ModelSpec("a", str(llama_folder))], facts, HOW, tmp_path / "out")
-    assert answer.endswith(" 8 of 12 answers begin with the same token as a wrong answer, and are not told from it.")
+    assert " 8 of 12 answers begin with the same token as a wrong answer, and are not told from it. 12 subj" in answer
     assert json.loads((tmp_path / "out/salience.json").read_text())[0]["ambiguous"] == 8
 
 

@@ -45,8 +45,8 @@ def choose_forms(
 ) -> dict[str, str]:
     """For each relation of the training facts, the form in which the base completes most (see `rate_forms`).
 
-    Warns about relations of which the base completes less in that form than a constant answer gets right. Replayed
-    facts, which it knows, help to choose the form, but do not count for the warning.
+    Warns about relations of which the base completes less in that form than a constant answer gets right (see
+    `least_share`). Replayed facts, which it knows, help to choose the form, but do not count for the warning.
     """
     new = {prompt.prompt_id for prompt in prompts_of([each for each in examples if REPLAYED not in each.targets])}
     best, weak = dict[str, str](), list[str]()
@@ -57,7 +57,7 @@ def choose_forms(
         if hits:
             completed = sum(hit for _, hit in hits) / len(hits)
             constant = Counter(answer for answer, _ in hits).most_common(1)[0][1] / len(hits)
-            if completed < constant:
+            if completed < least_share(constant):
                 rates = f"{100 * completed:.1f}% as {rated.form}, a constant answer {100 * constant:.1f}%"
                 weak.append(f"{relation} ({rates})")
     if weak:
@@ -67,6 +67,15 @@ def choose_forms(
             stacklevel=2,
         )
     return best
+
+
+def least_share(constant: float) -> float:
+    """The share of facts that a base must complete in a form that is worth teaching from.
+
+    It is what a constant answer gets right; but half where that is all, since one answer for all facts is no measure of
+    what the base knows.
+    """
+    return constant if constant < 1 else 0.5
 
 
 def rate_forms(
