@@ -187,12 +187,26 @@ def _check_no_integers(model: PreTrainedModel, path: str) -> None:
             return
         folder = Path(cached).parent
     parameters = {name for name, _ in model.named_parameters()}
-    index = read_json(folder / "model.safetensors.index.json").get("weight_map", {})
-    for file in sorted(set(index.values())) or ["model.safetensors"]:
+    for file in weight_files(folder):
         check_no_integers(
-            folder / file,
+            file,
             lambda name: name.endswith(".weight") or bool({name, f"{model.base_model_prefix}.{name}"} & parameters),
         )
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files from which transformers loads a folder's weights, there or not.
+
+    config.json may name one or an index (`transformers_weights`); else it is model.safetensors, or the shards of
+    its index if there is no such file.
+    """
+    named = read_json(folder / "config.json").get("transformers_weights")
+    first = folder / (named if isinstance(named, str) else "model.safetensors")
+    index = first if first.name.endswith(".index.json") else folder / "model.safetensors.index.json"
+    if first != index and (isinstance(named, str) or first.is_file() or not index.is_file()):
+        return [first]
+    shards = read_json(index).get("weight_map")
+    return sorted({index.parent / str(name) for name in shards.values()}) if isinstance(shards, dict) else []
 
 
 def check_no_integers(file: Path, is_weight: Callable[[str], bool]) -> None:

@@ -12,13 +12,12 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from attnbalance.errors import ModelError
-from attnbalance.files.outputs import read_json
 from attnbalance.files.seals import check_model
 from attnbalance.models.config import load_config
 from attnbalance.models.config_changes import differing_settings, settings_of
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel
-from attnbalance.models.load_base import LOAD_ERRORS, brief, check_folder, check_weights
+from attnbalance.models.load_base import LOAD_ERRORS, brief, check_folder, check_weights, weight_files
 
 ALONE = "measure it by itself with `attnbalance curve`"
 IN_ONE = "read all in one dtype: --dtype float32, or dtype= in Python"
@@ -50,21 +49,19 @@ def open_weights(path: str, trust_remote_code: bool = False, read_in: str | torc
     folder = Path(path)
     check_model(folder)
     check_folder(path)
-    index = folder / "model.safetensors.index.json"
-    single = folder / "model.safetensors"
-    names = sorted(set(read_json(index).get("weight_map", {}).values())) if not single.is_file() else [single.name]
-    if not names or not all((folder / name).is_file() for name in names):
-        gone = next((name for name in names if not (folder / name).is_file()), "model.safetensors")
-        raise ModelError(f"{path} is incomplete: it holds no {gone}; it may have been half-written. Remove it")
+    stored = weight_files(folder)
+    gone = [file.name for file in stored if not file.is_file()] if stored else ["model.safetensors"]
+    if gone:
+        raise ModelError(f"{path} is incomplete: it holds no {gone[0]}; it may have been half-written. Remove it")
     files, kinds = dict[str, Path](), dict[str, tuple[str, tuple[int, ...]]]()
     try:
         config = load_config(path, trust_remote_code)
-        for name in names:
-            with safe_open(folder / name, framework="pt") as opened:
+        for file in stored:
+            with safe_open(file, framework="pt") as opened:
                 for key in opened.keys():  # noqa: SIM118 - not a mapping
                     part = opened.get_slice(key)
-                    stored = part.get_dtype() if read_in is None else str(read_in)
-                    files[key], kinds[key] = folder / name, (stored, tuple(part.get_shape()))
+                    kept = part.get_dtype() if read_in is None else str(read_in)
+                    files[key], kinds[key] = file, (kept, tuple(part.get_shape()))
     except ModelError:
         raise
     except LOAD_ERRORS as error:

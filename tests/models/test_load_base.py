@@ -166,6 +166,24 @@ def test_integers_under_another_name_and_from_the_hub_are_refused_too(
         loading._check_no_integers(model, "me/toy")
 
 
+@pytest.mark.parametrize("index", [False, True])
+def test_integers_are_refused_in_the_files_that_transformers_loads(llama_folder: Path, index: bool) -> None:
+    """model.safetensors beside an index of shards that are gone, and a file or an index that config.json names."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    with_integers(llama_folder, name, torch.int8)
+    old = llama_folder / "model.safetensors.index.json"
+    old.write_text(json.dumps({"weight_map": {name: "model-00001-of-00001.safetensors"}}))
+    with pytest.raises(ModelError, match=rf"{name} is stored as I8"):
+        load_base(str(llama_folder))
+    old.unlink()
+    (llama_folder / "model.safetensors").rename(llama_folder / "mine.safetensors")
+    keys = dict.fromkeys(load_file(llama_folder / "mine.safetensors"), "mine.safetensors")
+    (llama_folder / "mine.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": keys}))
+    _edit_config(transformers_weights="mine.safetensors.index.json" if index else "mine.safetensors")(llama_folder)
+    with pytest.raises(ModelError, match=rf"{name} is stored as I8"):
+        load_base(str(llama_folder))
+
+
 def test_integers_in_a_file_that_is_not_loaded_are_let_be(llama_folder: Path) -> None:
     save_file({"x.weight": torch.ones(3, dtype=torch.int8)}, llama_folder / "other.safetensors", {"format": "pt"})
     load_base(str(llama_folder))

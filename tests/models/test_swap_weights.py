@@ -82,6 +82,25 @@ DAMAGES: dict[Callable[[Path], None], str] = {
 }
 
 
+@pytest.mark.parametrize("index", [False, True])
+def test_the_weights_are_those_of_the_file_that_config_names(checkpoint: Path, tmp_path: Path, index: bool) -> None:
+    """Beside it lies a model.safetensors of other numbers, which transformers does not load."""
+    other = copy_of(checkpoint, tmp_path / "other")
+    names = list(load_file(other / WEIGHTS))
+    rewritten(other, lambda tensors: tensors["model.norm.weight"].mul_(2))
+    (other / WEIGHTS).rename(other / "mine.safetensors")
+    (other / "mine.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, "mine.safetensors")})
+    )
+    configured(other, transformers_weights="mine.safetensors.index.json" if index else "mine.safetensors")
+    shutil.copy(checkpoint / WEIGHTS, other / WEIGHTS)
+    model = load_model(checkpoint)
+    swap_weights(model, open_weights(str(other)), str(other))
+    expected = transformers.AutoModelForCausalLM.from_pretrained(other).model.norm.weight
+    assert torch.equal(model.model.model.norm.weight, expected)
+    assert not torch.equal(expected, load_file(checkpoint / WEIGHTS)["model.norm.weight"])
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_checkpoint_that_differs_in_more_than_values_is_refused_and_nothing_is_copied(
     checkpoint: Path, tmp_path: Path, damage: Callable[[Path], None]
