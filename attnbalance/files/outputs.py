@@ -112,8 +112,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (never what it points to) or a folder with all that it holds; a missing path is ignored."""
+    """Remove a file, a link (never what it points to) or a folder with all that it holds; a missing path is ignored.
+
+    A folder's marker goes after its other files: what a kill leaves is still known as ours.
+    """
     if path.is_dir() and not path.is_symlink():
+        for part in path.iterdir():
+            if part.name != MARKER:
+                remove(part)
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import MARKER, as_folder, read_json, write_json, write_text
+from attnbalance.files.outputs import MARKER, as_folder, read_json, remove, write_json, write_text
 from attnbalance.files.work import close_work, in_place, is_finished, locked, work_of, working
 
 CONFIG = {"steps": 5, "recipe": {"layers": (1, 2)}}
@@ -180,6 +180,34 @@ def test_work_left_by_a_process_killed_at_the_very_end_is_cleared(tmp_path: Path
     broken_off(tmp_path / "out")
     close_work(tmp_path / "out")
     assert left(tmp_path) == []
+
+
+def test_work_whose_removal_a_kill_broke_off_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before each of the removals, one after the other."""
+    unlink, removals, left_over = Path.unlink, 0, 0
+
+    def killed(path: Path, **how: bool) -> None:
+        nonlocal left_over
+        if not left_over:
+            raise KeyboardInterrupt
+        left_over -= 1
+        unlink(path, **how)
+
+    while True:
+        left_over = removals
+        broken_off(tmp_path / "out")
+        (tmp_path / ".out.partial" / "more.txt").write_text("more")
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", killed)
+            try:
+                remove(tmp_path / ".out.partial")
+            except KeyboardInterrupt:
+                removals += 1
+            else:
+                break
+        close_work(tmp_path / "out")
+        assert left(tmp_path) == []
+    assert removals >= 2
 
 
 def test_work_removed_under_a_process_can_be_gone_on_with(tmp_path: Path) -> None:
