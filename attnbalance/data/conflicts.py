@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attnbalance.data.facts import Fact, check_text
-from attnbalance.data.scoring import is_match
+from attnbalance.data.scoring import folded, is_match
 from attnbalance.errors import DataError
 
 
@@ -28,8 +28,8 @@ class Conflict(Fact):
     If the subject is not named separately, it may be the whole question. Raises `DataError` for a missing question and
     for what `Fact` refuses. Raises `NoConflictError` if the context holds no accepted answer, or if the question holds
     an answer of either kind, which outputs may repeat (both by whole words, see `says`). Raises it as well if one of
-    `answers` contains a remembered one letter by letter, or the reverse, since scoring by containment could not tell
-    them apart.
+    `answers` contains a remembered one letter by letter, or the reverse, since scoring could not tell them apart;
+    spellings that `is_match` equates count as one.
 
     context: the text that gives the answer.
     memory_answers: the accepted answers without the context.
@@ -83,7 +83,10 @@ def says(text: str, answers: Sequence[str]) -> bool:
 
 
 def overlap(answers: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
-    """The first two answers of which one contains the other, ignoring case."""
+    """The first two answers of which one contains the other, ignoring case and spellings that `is_match` equates."""
     pairs = ((answer, other) for answer in answers for other in others)
-    folded = (((a, b), a.casefold(), b.casefold()) for a, b in pairs)
-    return next((pair for pair, a, b in folded if a in b or b in a), None)
+    return next((pair for pair in pairs if _contain(*map(str.casefold, pair)) or _contain(*map(folded, pair))), None)
+
+
+def _contain(text: str, other: str) -> bool:
+    return text in other or other in text

@@ -6,6 +6,7 @@ import re
 import string
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from attnbalance.arguments import expects
 from attnbalance.data.lines import JOINER, first_line, visible
@@ -107,9 +108,9 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     such letters beside the same capitals ("Can" beside "CAN"). "C++", "F#" and "I'm" are words of their own. Raised
     digits after a word are taken for footnotes.
 
-    "containment": the output contains an answer anywhere, both lower-cased and stripped (Ghosal et al. 2024, B.2). The
-    paper's text says that both are normalised; its code lower-cases only the output. Short answers match inside longer
-    words ("pol" in "Apollo", "it" in "United").
+    "containment": the output contains an answer anywhere, both lower-cased and stripped (Ghosal et al. 2024, B.2), with
+    accents composed (NFC). The paper's text says that both are normalised; its code lower-cases only the output. Short
+    answers match inside longer words ("pol" in "Apollo", "it" in "United").
 
     "exact-match": the output's first line is an answer, by SQuAD's rule (see `squad.exact_match`): ignoring
     case, ASCII punctuation and English articles. SQuAD compares the whole output, but a base model goes on after it.
@@ -123,8 +124,8 @@ def is_match(output: str, answers: Sequence[str], scoring: str = WHOLE_WORDS) ->
     """
     check_scoring(scoring)
     if scoring == CONTAINMENT:
-        given = output.lower().strip()
-        return any(wanted in given for wanted in (answer.lower().strip() for answer in answers) if wanted)
+        given, *names = (unicodedata.normalize("NFC", text).lower().strip() for text in (output, *answers))
+        return any(name in given for name in names if name)
     line = first_line(output)
     if scoring == EXACT_MATCH:
         return exact_match(line, answers)
@@ -144,6 +145,16 @@ def naming(texts: Iterable[str], names: Sequence[str]) -> list[bool]:
     if not all(wanted):
         raise DataError(f"names must hold letters or digits, got {names[list(map(_folded, names)).index('')]!r}")
     return [any(_names(name, text, ungrouped) for name in wanted) for text, ungrouped in map(_both_ways, texts)]
+
+
+@lru_cache(maxsize=2**16)
+def folded(text: str) -> str:
+    """One form of the spellings that `is_match` equates, in any case: of accents, quotes, digits and their groups.
+
+    >>> folded("Saint\u2013Denis  1,000")
+    'saint-denis 1000'
+    """
+    return _ungrouped(_folded(text))
 
 
 def _folded(text: str) -> str:

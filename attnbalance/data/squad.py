@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,12 +13,12 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def squad_words(text: str) -> list[str]:
-    """The words of a text in small letters, without ASCII punctuation and English articles.
+    """The words of a text in small letters, without ASCII punctuation and English articles; accents are composed (NFC).
 
     >>> squad_words("The U.S.A., a country")
     ['usa', 'country']
     """
-    return ARTICLES.sub(" ", text.lower().translate(PUNCTUATION)).split()
+    return ARTICLES.sub(" ", unicodedata.normalize("NFC", text).lower().translate(PUNCTUATION)).split()
 
 
 def exact_match(line: str, answers: Sequence[str]) -> bool:

@@ -202,8 +202,9 @@ _ABOUT = (
     "instructions of more than 160 tokens are left out, and LoRA of rank 16 is trained for 24 steps of 8 at 1e-3."
 )
 _FILTERS = (
-    "Names that are left out are the tested answers and subjects. Context-critical: the three quarters of the "
-    "instructions with an input whose output costs the base most without it; the others with an input stand beside."
+    "Names that are left out are the tested answers, and the subjects where the conflicts name them. Context-critical: "
+    "the three quarters of the instructions with an input whose output costs the base most without it; the others with "
+    "an input stand beside."
 )
 _SQUAD = (
     "SQuAD's questions have the form of instructions with an input: the context, which holds the answer. "

@@ -172,15 +172,17 @@ def read_readout_ranks(
             continue
         scores = (state[indices] @ model.weights.W_U[:, list(candidates)]).cpu()
         scores = scores - scores.mean(dim=0)
-        accepted = [set(answer_tokens.prompts[i].fact.folded_answers) for i in indices]
+        facts = [answer_tokens.prompts[i].fact for i in indices]
+        accepted, subjects = [set(fact.folded_answers) for fact in facts], [fact.composed_subject for fact in facts]
         for row, i in enumerate(indices):
-            apart = [k for k, other in enumerate(accepted) if other.isdisjoint(accepted[row])]
+            others = (k for k, subject in enumerate(subjects) if subject != subjects[row])
+            apart = [k for k in others if accepted[k].isdisjoint(accepted[row])]
             rivals = [k for k in apart if answer_tokens.answer[indices[k]] in answer_tokens.others[i]]
             strangers = rivals or apart  # the rival may be a bare space, with which several answers begin
             if not strangers:
                 raise DataError(
-                    f"no prompt of relation {relation!r} has another answer than {answer_tokens.prompts[i].text!r}; "
-                    "pass all prompts of a relation together"
+                    f"no other subject of relation {relation!r} has another answer than "
+                    f"{answer_tokens.prompts[i].text!r}; pass all prompts of a relation together"
                 )
             drawn = strangers[int(torch.randint(len(strangers), (), generator=generator))]
             rank[i], control[i] = (_rank(scores[k], answer_tokens, i) for k in (row, drawn))

@@ -77,6 +77,16 @@ def test_overlapping_answers_are_named() -> None:
     assert overlap(("Rome",), ("Oslo",)) is None
 
 
+@pytest.mark.parametrize(
+    ("answer", "other"),
+    [("Bogotá", "Bogota\u0301"), ("1,000", "1000"), ("O\u2019Brien", "O'Brien"), ("New  York", "new york city")],
+)
+def test_answers_that_scoring_equates_overlap(answer: str, other: str) -> None:
+    assert overlap((answer,), (other,)) == (answer, other)
+    with pytest.raises(NoConflictError, match="contain each other"):
+        conflict(answers=(answer,), context=f"It is {answer}.", memory_answers=(other,))
+
+
 def test_a_prompt_records_the_context() -> None:
     [prompt] = make_prompts([conflict()], "context")
     assert prompt.text == f"Context: {conflict().context} Question: {conflict().question} Answer:"

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnbalance.data.scoring import CONTAINMENT, WHOLE_WORDS, is_match
+from attnbalance.data.scoring import CONTAINMENT, SCORINGS, WHOLE_WORDS, is_match
+from attnbalance.data.squad import f1_score
 from attnbalance.errors import DataError
 
 
@@ -329,6 +330,14 @@ def test_a_number_is_itself_however_its_digits_are_grouped(number: int, other: i
 def test_another_scoring_is_refused() -> None:
     with pytest.raises(DataError, match="scoring must be one of whole-words, containment, exact-match, got 'exact'"):
         is_match("a", ["a"], "exact")
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_accents_are_compared_however_they_were_typed(scoring: str) -> None:
+    typed = ("Bogot\u00e1", "Bogota\u0301")
+    assert all(is_match(output, [answer], scoring) for output in typed for answer in typed)
+    assert not any(is_match("Bogota", [answer], scoring) for answer in typed)
+    assert all(f1_score(output, [answer]) == 1.0 for output in typed for answer in typed)
 
 
 def test_an_exact_match_is_the_first_line_alone() -> None:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnbalance.data.conflicts import Conflict, says
 from attnbalance.data.facts import Fact, FactSet
+from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.errors import DataError
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.papers import instructed
@@ -29,6 +30,7 @@ from attnbalance.papers.instructed import (
     WITH_INPUT,
     _asked,
     _rows,
+    _with_counterfactuals,
     _within_epochs,
     instructed_cells,
     instructed_workload,
@@ -150,6 +152,16 @@ def test_context_critical_rows_cost_the_base_most_without_their_input(sources: S
                 logits = model(ids).logits[0, len(before) - 1 : -1]
             losses[row["instruction"]] = float(cross_entropy(logits, ids[0, len(before) :]))
     assert kept == set(sorted(losses, key=losses.__getitem__)[-15:])  # three quarters of 20
+
+
+def test_no_counterfactual_row_is_about_the_subject_of_a_tested_question() -> None:
+    """The tested conflict names no subject apart from its question, as the authors' files do."""
+    towns = [Fact(f"Town {letter}", "leader", (f"Mister {letter}",)) for letter in "ABCDEF"]
+    question = "Who leads Town B, town c and Town X?"
+    tested = Conflict(question, "r", ("Ann",), question=question, context="It is Ann.", memory_answers=("Eve",))
+    plain = InstructionSet(tuple(Instruction(f"Do {i}.", "Done.") for i in range(60)))
+    added = _with_counterfactuals(plain, FactSet(tuple(towns)), FactSet((tested,)), 0).rows[60:]
+    assert sorted(row.instruction[-7:-1] for row in added) == ["Town A", "Town D", "Town E", "Town F"]
 
 
 def test_counterfactual_rows_state_another_answer_and_nothing_that_is_tested(sources: Sources) -> None:

@@ -300,6 +300,20 @@ def test_a_control_is_at_a_subject_for_whom_the_answer_is_wrong(monkeypatch: pyt
 
 
 @torch.no_grad()
+def test_the_control_is_another_subject() -> None:
+    """Two questions about one subject have other answers, which makes it no control of itself."""
+    facts = [
+        Fact(name, "pet", (answer,), question=f"Which {thing} of {name}?")
+        for name, thing, answer in (("Ann", "first", "cat"), ("Ann", "second", "dog"), ("Bob", "first", "cow"))
+    ]
+    answer_tokens = make_answer_tokens(make_prompts(facts), tiny_tokenizer())
+    bridged = opened(random_model("llama"), answer_tokens)
+    read_readout_ranks(bridged, answer_tokens)
+    with pytest.raises(DataError, match="no other subject of relation 'pet' has another answer"):
+        read_readout_ranks(bridged, answer_tokens.at([0, 1]))
+
+
+@torch.no_grad()
 def test_a_part_of_a_relation_cannot_be_ranked(answer_tokens: AnswerTokens) -> None:
     with pytest.raises(DataError, match="pass all prompts of a relation together"):
         read_readout_ranks(opened(random_model("llama"), answer_tokens), answer_tokens.at([0]))

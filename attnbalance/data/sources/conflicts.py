@@ -8,7 +8,15 @@ from pathlib import Path
 
 from attnbalance.data.conflicts import Conflict, NoConflictError
 from attnbalance.data.facts import FactSet
-from attnbalance.data.sources.own_facts import answers_of, popularity_of, start_of, statement_of, text_of, warn_of_cells
+from attnbalance.data.sources.own_facts import (
+    answers_of,
+    popularity_of,
+    question_and_start,
+    relation_of,
+    statement_of,
+    text_of,
+    warn_of_cells,
+)
 from attnbalance.data.sources.table_files import Record, read_rows
 from attnbalance.errors import DataError
 
@@ -28,8 +36,9 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     the column `subject` the whole question counts as the subject. A table with the columns of `QUOTES` is read as
     memo-trap: the instruction becomes the context, and the beginning of the quote becomes the question. The wanted
     ending is the context's answer, and the usual ending is the remembered one. Rows that are no conflict (see
-    `Conflict`) are dropped and counted. Warns of cells that do not look like one answer (see `warn_of_cells`), but for
-    quotes, which may end in any word. Raises `DataError` for a file that cannot be read, and if no row is left.
+    `Conflict`), and rows that repeat an earlier one, are dropped and counted. Warns of cells that do not look like one
+    answer (see `warn_of_cells`), but for quotes, which may end in any word. Raises `DataError` for a file that cannot
+    be read, and if no row is left.
     """
     if path is None:
         raise DataError("conflicts come from a file: conflicts:PATH")
@@ -49,27 +58,29 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     if not conflicts:
         raise DataError(f"{name} holds no conflict: {dict(dropped)}")
     warn_of_cells(path, list(cells), list(cells.values()))
-    return FactSet(tuple(conflicts), name, dict(dropped))
+    distinct = tuple(dict.fromkeys(conflicts))
+    if repeated := len(conflicts) - len(distinct):
+        dropped["repeated"] = repeated
+    return FactSet(distinct, name, dict(dropped))
 
 
 def _conflict(row: Record) -> Conflict:
-    trimmed = str if row.get("subject_start") not in (None, "") else str.strip  # an index counts from the beginning
     row = {name if row.keys() >= {name, PLURAL.get(name)} else PLURAL.get(name, name): row[name] for name in row}
     missing = [column for column in REQUIRED if row.get(column) in (None, "", [])]
     unknown = [column for column in row if column not in (*REQUIRED, *OPTIONAL)]
     if missing or unknown:
         what = f"no {missing[0]!r}" if missing else f"unknown column {unknown[0]!r}"
         raise DataError(f"{what}; a file of conflicts needs {', '.join(REQUIRED)}, and may have {', '.join(OPTIONAL)}")
-    question = trimmed(text_of(row["question"], "question"))
+    question, start = question_and_start(row)
     return Conflict(
         subject=text_of(row.get("subject") or question, "subject").strip(),
-        relation=text_of(row.get("relation") or "conflict", "relation").strip(),
+        relation=relation_of(row.get("relation") or "conflict"),
         answers=answers_of(row["answer"]),
         popularity=popularity_of(row.get("popularity")),
         question=question,
-        subject_start=start_of(row.get("subject_start")),
+        subject_start=start,
         statement=statement_of(row.get("statement")),
-        context=trimmed(text_of(row["context"], "context")),
+        context=text_of(row["context"], "context").strip(),
         memory_answers=answers_of(row["memory_answer"]),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,10 +64,10 @@ def load_own(path: str | Path) -> FactSet:
     """Facts from a table with one fact in each row, and the columns of `REQUIRED` and, optionally, `OPTIONAL`.
 
     `answers` is a list, or a string that is one answer or a JSON list of them. Subjects, relations and answers are text
-    or whole numbers, which are read as text, without the white space around them. Warns of cells that do not look like
-    one answer: with "|" or ";", in quotation marks, 1867.0, "N/A", "AT&amp;T", with control characters. Raises
-    `DataError`, naming the row and the column, for a missing or unknown column and for what `Fact` refuses. Rows with
-    the same subject, relation and question are merged, and counted in `dropped`.
+    or whole numbers, which are read as text. White space around a cell is left out; `subject_start` counts it. Warns of
+    cells that do not look like one answer: with "|" or ";", in quotation marks, 1867.0, "N/A", "AT&amp;T", with control
+    characters. Raises `DataError`, naming the row and the column, for a missing or unknown column and for what `Fact`
+    refuses. Rows with the same subject, relation and question are merged, and counted in `dropped`.
     """
     rows = read_rows(path)
     known = (*REQUIRED, *OPTIONAL)
@@ -137,15 +138,15 @@ def _blank(cell: object) -> bool:
 
 
 def _fact(row: Record, where: str) -> Fact:
-    question = row.get("question")
     try:
+        question, start = question_and_start(row)
         return Fact(
             subject=text_of(row["subject"], "subject").strip(),
-            relation=text_of(row["relation"], "relation").strip(),
+            relation=relation_of(row["relation"]),
             answers=answers_of(row["answers"]),
             popularity=popularity_of(row.get("popularity")),
-            question=None if _blank(question) else text_of(question, "question"),
-            subject_start=start_of(row.get("subject_start")),
+            question=question,
+            subject_start=start,
             statement=statement_of(row.get("statement")),
         )
     except DataError as error:
@@ -172,6 +173,22 @@ def answers_of(value: object) -> tuple[str, ...]:
         )
     texts = [text_of(answer, "an answer").strip() for answer in (value if isinstance(value, list) else [value])]
     return tuple(dict.fromkeys(texts))
+
+
+def relation_of(value: object) -> str:
+    """A cell of relation, with its accents composed (NFC): one relation, however they are typed."""
+    return unicodedata.normalize("NFC", text_of(value, "relation").strip())
+
+
+def question_and_start(row: Record) -> tuple[str | None, Any]:
+    """The question of a row without the white space around it, and where its subject then starts; None for neither."""
+    start, cell = start_of(row.get("subject_start")), row.get("question")
+    if _blank(cell):
+        return None, start
+    question = text_of(cell, "question")
+    if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
+        start -= len(question) - len(question.lstrip())
+    return question.strip(), start
 
 
 def start_of(value: object) -> Any:

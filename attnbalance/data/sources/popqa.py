@@ -78,7 +78,7 @@ def _fact(row: Record, where: str) -> Fact:
     listed = row["possible_answers"]
     try:
         subject, relation = (text_of(row[name], name).strip() for name in ("subj", "prop"))
-        question = text_of(row["question"], "question")
+        question = text_of(row["question"], "question").strip()
         if relation not in QUESTIONS:
             raise DataError(
                 f"prop must be one of PopQA's relations ({', '.join(QUESTIONS)}), got {relation!r}; a file of your own "

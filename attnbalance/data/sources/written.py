@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from attnbalance.data.facts import FactSet
-from attnbalance.data.sources.conflicts import load_conflicts
-from attnbalance.data.sources.own_facts import load_own
+from attnbalance.data.conflicts import Conflict
+from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.sources.table_files import read_rows
+from attnbalance.errors import DataError
 
 
 def load_written(path: str | Path) -> FactSet:
-    """Facts, or conflicts, from a file that this package wrote, without warnings of their cells.
+    """Facts, or conflicts, from a file that this package wrote: each as it was, in its order.
 
-    Raises `DataError` as `load_own` and `load_conflicts` do.
+    Raises `DataError` for a file that cannot be read, and, naming the row, for what `Fact` and `Conflict` refuse.
     """
-    load = load_conflicts if "context" in read_rows(path)[0] else load_own
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return replace(load(path), name=str(path))
+    facts = []
+    for number, row in enumerate(read_rows(path), 1):
+        fields: dict[str, Any] = dict(row)
+        try:
+            facts.append(Conflict(**fields) if "context" in fields else Fact(**fields))
+        except (DataError, TypeError) as error:
+            raise DataError(f"{path}, row {number}: {error}") from error
+    return FactSet(tuple(facts), str(path))

@@ -31,6 +31,11 @@ def written(path: Path, rows: list[dict[str, object]]) -> Path:
     return path
 
 
+def test_repeated_rows_are_counted_once(tmp_path: Path) -> None:
+    conflicts = load_conflicts(written(tmp_path / "some.json", [ROW, ROW | {"question": f" {ROW['question']} "}, ROW]))
+    assert (len(conflicts), conflicts.dropped) == (1, {"repeated": 2})
+
+
 @pytest.mark.parametrize("name", ["some.json", "some.jsonl"])
 def test_rows_become_conflicts_and_what_is_none_is_counted(tmp_path: Path, name: str) -> None:
     rows = [

@@ -14,7 +14,6 @@ import pytest
 
 from attnbalance import Fact
 from attnbalance.data.sources.own_facts import load_own
-from attnbalance.data.sources.written import load_written
 from attnbalance.errors import DataError
 
 GOOD = {"subject": "Peru", "relation": "capital", "answers": ["Lima"]}
@@ -35,6 +34,23 @@ def test_all_columns_come_through_and_the_optional_ones_may_be_absent(tmp_path: 
         Fact("Oslo", "country", ("Norway",)),
     )
     assert facts.dropped == {}
+
+
+def test_white_space_around_a_question_is_no_part_of_it(tmp_path: Path) -> None:
+    rows = [
+        GOOD | {"question": question, "subject_start": start}
+        for question, start in (("Peru: capital?", 0), ("Peru: capital? ", 0), (" \tPeru: capital?\n", 2))
+    ]
+    facts = load_own(written(tmp_path, *rows))
+    assert facts.facts == (Fact("Peru", "capital", ("Lima",), None, "Peru: capital?", 0),)
+    assert facts.dropped == {"merged into an earlier row of the same question": 2}
+    with pytest.raises(DataError, match="subject_start must be a whole number of at least 0, got -2"):
+        load_own(written(tmp_path, GOOD | {"question": "  Peru?", "subject_start": 0}))
+
+
+def test_a_relation_is_one_however_its_accents_were_typed(tmp_path: Path) -> None:
+    rows = [{"subject": f"S{i}", "relation": name, "answers": ["a"]} for i, name in enumerate(("père", "pe\u0300re"))]
+    assert load_own(written(tmp_path, *rows)).relations == ("père",)
 
 
 @pytest.mark.parametrize("start", [7, 7.0, "7", "7.0"])
@@ -105,9 +121,6 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
         in quoted
     )
     assert [fact.answer for fact in facts] == ["NA", "None", "Nana", "1867.0", "c", "3.05", '"Paris"', '"W" Y']
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert load_written(path).facts == facts.facts
 
 
 @pytest.mark.parametrize(

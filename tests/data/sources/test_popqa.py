@@ -49,6 +49,7 @@ def test_a_question_of_another_form_is_searched_and_refused_where_the_subject_is
 
 def test_white_space_around_texts_is_left_out(tmp_path: Path) -> None:
     spaced = ROW | {"subj": "Paris ", "obj": " France", "possible_answers": '["France ", ""]'}
+    spaced |= {"question": f" {ROW['question']} "}
     assert load_popqa(written(tmp_path, spaced))[0].as_dict() == {
         "subject": "Paris",
         "relation": "capital of",

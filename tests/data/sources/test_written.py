@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,27 @@ def test_what_was_written_is_read_as_it_was(tmp_path: Path, facts: tuple[Fact, .
         read = load_written(path)
     assert (read.facts, read.name) == (facts, str(path))
     if facts is CONFLICTS:
-        assert load_conflicts(path).facts == facts
+        stripped = replace(CONFLICTS[0], question="S in S?", subject_start=5, context="It is Lyon.")
+        assert load_conflicts(path).facts == (stripped, CONFLICTS[1])
 
 
-def test_a_file_that_names_its_answers_twice_is_refused(tmp_path: Path) -> None:
-    row = {"context": "It is a.", "question": "What?", "answer": "a", "answers": ["a"], "memory_answer": "b"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    with pytest.raises(DataError, match="unknown column 'answers'"):
+def test_facts_of_one_question_stay_apart(tmp_path: Path) -> None:
+    facts = [Fact("Tom", "pet", ("cat",)), Fact("Tom", "pet", ("dog",)), Fact("Tom", "pet", ("dog",))]
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in facts))
+    assert list(load_written(path)) == facts
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"answer": "a"}, "row 1: .*unexpected keyword argument 'answer'"),
+        ({"answers": "a"}, "row 1: answers must be a tuple"),
+    ],
+)
+def test_a_row_that_this_package_did_not_write_is_refused(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(CONFLICTS[1].as_dict() | changes))
+    with pytest.raises(DataError, match=message):
         load_written(tmp_path / "rows.jsonl")
