@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
-from attnbalance.data.facts import Fact
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.data.sources.written import load_written
+from attnbalance.data.sources.table_files import read_rows
 from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import SCALED
 from attnbalance.finetuning.runs import FACTS, KIND
@@ -69,7 +69,7 @@ def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> s
 
     A fact is a training fact if the run's file of them, or of replayed ones, has its subject and relation.
     """
-    asked = [_name(prompt.fact) for prompt in prompts]
+    asked = [_name(prompt.fact.subject, prompt.fact.relation) for prompt in prompts]
     counts = {spec.label: sum(map(_trained(spec).__contains__, asked)) for spec in specs}
     seen = [f"{label} was finetuned on the facts of {n:,} of these {len(asked):,}" for label, n in counts.items() if n]
     return listed(seen) if seen else ""
@@ -89,11 +89,14 @@ def _trained(spec: ModelSpec) -> set[tuple[str, str]]:
             if record.get("kind") == SCALED:
                 left.append(record["config"]["adapter"])
             elif record.get("kind") == KIND:
-                left += [record["base"]] if "base" in record else []
+                left += [base for base in [record.get("base")] if isinstance(base, str)]
                 files = [path / FACTS[part] for part in ("train", "replay")]
-                facts |= {_name(fact) for file in files if file.is_file() for fact in load_written(file)}
+                rows = [row for file in files if file.is_file() for row in read_rows(file)]
+                facts |= {
+                    _name(row["subject"], row["relation"]) for row in rows if {"subject", "relation"} <= row.keys()
+                }
     return facts
 
 
-def _name(fact: Fact) -> tuple[str, str]:
-    return fact.composed_subject, fact.relation
+def _name(subject: object, relation: object) -> tuple[str, str]:
+    return unicodedata.normalize("NFC", str(subject)), unicodedata.normalize("NFC", str(relation))

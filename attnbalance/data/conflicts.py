@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,10 @@ class NoConflictError(DataError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+
+
+PLAIN = re.compile(r"[ -/:-~]*")
+"""Texts that have one spelling: of ASCII characters without digits."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +89,13 @@ def says(text: str, answers: Sequence[str]) -> bool:
 
 
 def overlap(answers: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
-    """The first two answers of which one contains the other, ignoring case and spellings that `is_match` equates."""
-    pairs = ((answer, other) for answer in answers for other in others)
-    return next((pair for pair in pairs if _contain(*map(str.casefold, pair)) or _contain(*map(folded, pair))), None)
+    """The first two answers of which one contains the other, ignoring case, or which `is_match` equates."""
+    return next(((answer, other) for answer in answers for other in others if _overlap(answer, other)), None)
 
 
-def _contain(text: str, other: str) -> bool:
-    return text in other or other in text
+def _overlap(answer: str, other: str) -> bool:
+    a, b = (" ".join(unicodedata.normalize("NFC", text.casefold()).split()) for text in (answer, other))
+    if a in b or b in a:
+        return True
+    one_spelling = PLAIN.fullmatch(a) is not None and PLAIN.fullmatch(b) is not None
+    return not one_spelling and folded(answer) == folded(other) != ""

@@ -26,7 +26,7 @@ class Fact:
     Subject, relation and answers are single lines without white space around them. Popularity is kept as a float.
 
     subject: what the fact is about.
-    relation: what is asked about it.
+    relation: what is asked about it; its accents are composed (NFC).
     answers: all accepted answers; a model is trained to give the first one, `answer`.
     popularity: a number of at least 0 that grows with how often text mentions the subject (PopQA: monthly page views),
         if known.
@@ -61,6 +61,7 @@ class Fact:
             raise DataError(f"subject_start must come with a question, got {self.subject_start!r} without one")
         if self.statement is not None:
             _check_statement(self.statement)
+        object.__setattr__(self, "relation", unicodedata.normalize("NFC", self.relation))
         object.__setattr__(self, "answers", tuple(self.answers))
         object.__setattr__(self, "popularity", _popularity(self.popularity))
         object.__setattr__(self, "subject_start", _start(self.subject_start))
@@ -190,13 +191,14 @@ class FactSet:
     @expects(relations=[str])
     def of_relations(self, relations: Collection[str]) -> FactSet:
         """The facts of the named relations; raises `DataError` for a relation that does not occur."""
-        unknown = sorted(set(relations) - set(self.relations))
+        wanted = {unicodedata.normalize("NFC", relation) for relation in relations}
+        unknown = sorted(wanted - set(self.relations))
         if unknown:
             raise DataError(
                 f"no facts of relation {', '.join(map(repr, unknown))} in {self.name}; "
                 f"it has: {', '.join(sorted(self.relations))}"
             )
-        return self.where(lambda fact: fact.relation in relations)
+        return self.where(lambda fact: fact.relation in wanted)
 
     def sample(self, size: int, seed: int = 0) -> FactSet:
         """At most `size` facts, drawn without replacement by the seed, in their old order."""

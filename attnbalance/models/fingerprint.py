@@ -212,7 +212,13 @@ def _shards(folder: Path) -> list[Path]:
     named = [folder / name for name in names if isinstance(name, str)]
     indices = [file for part in {folder, *(file.parent for file in named)} for file in part.glob("*.index.json")]
     maps = [(file.parent, read_json(file).get("weight_map")) for file in indices]
-    shards = [parent / str(name) for parent, files in maps if isinstance(files, dict) for name in files.values()]
+    shards = [
+        part / str(name)
+        for parent, files in maps
+        if isinstance(files, dict)
+        for name in files.values()
+        for part in (parent, folder)  # transformers looks in the model's folder
+    ]
     return [*named, *indices, *shards]
 
 

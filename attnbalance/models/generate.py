@@ -44,15 +44,15 @@ class Sampling:
 
 
 class _RefuseNaN(LogitsProcessor):
-    """Stops generation at NaN logits, whose argmax would pass for an answer."""
+    """Stops generation at NaN and infinite logits, whose argmax would pass for an answer; minus infinity is allowed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """The scores as they are."""
-        if bool(scores.isnan().any()):
-            raise ModelError(f'{self.name} gives NaN logits while answering; try `dtype="float32"`')
+        if not bool(scores.amax(-1).isfinite().all()):  # the largest of a row with NaN is NaN
+            raise ModelError(f'{self.name} gives NaN or infinite logits while answering; try `dtype="float32"`')
         return scores
 
 
@@ -66,8 +66,11 @@ class _Draw(LogitsProcessor):
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Scores of 0 for the drawn tokens and minus infinity for all others."""
         uniform = torch.cat([torch.rand(1, dtype=torch.float64, generator=each) for each in self._generators])
-        up_to = (scores.float() / self._temperature).softmax(-1).cumsum(-1, dtype=torch.float64)
-        drawn = torch.searchsorted(up_to, uniform.to(scores.device)[:, None] * up_to[:, -1:], right=True)
+        below_most = scores.float() - scores.float().amax(-1, keepdim=True)
+        shares = (below_most / self._temperature).softmax(-1)
+        up_to = (shares.cpu() if scores.device.type == "mps" else shares).cumsum(-1, dtype=torch.float64)  # no float64
+        drawn = torch.searchsorted(up_to, uniform.to(up_to.device)[:, None] * up_to[:, -1:], right=True)
+        drawn = drawn.clamp(max=scores.shape[1] - 1).to(scores.device)
         return torch.full_like(scores, -torch.inf).scatter(1, drawn, 0.0)
 
 

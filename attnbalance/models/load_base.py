@@ -206,7 +206,7 @@ def weight_files(folder: Path) -> list[Path]:
     if first != index and (isinstance(named, str) or first.is_file() or not index.is_file()):
         return [first]
     shards = read_json(index).get("weight_map")
-    return sorted({index.parent / str(name) for name in shards.values()}) if isinstance(shards, dict) else []
+    return sorted({folder / str(name) for name in shards.values()}) if isinstance(shards, dict) else []
 
 
 def check_no_integers(file: Path, is_weight: Callable[[str], bool]) -> None:

@@ -83,7 +83,7 @@ def same_with_cache(model: Module) -> bool:
     greedy answers to two prompts of random tokens, in one batch that is padded left. The logits of an answer are
     compared until its two ways choose different tokens. Tolerance: `TOLERANCE`, relative to the largest logit; so in 16
     bits a cache whose faults are as small as rounding is trusted (zamba2's are 1% of the largest logit). The cache is
-    also trusted if the family cannot generate such answers at all, and if the logits are not finite.
+    also trusted if the family cannot generate such answers at all, and if logits are NaN or infinite.
     """
     base = base_of(model)
     batch = pad(_random_prompts(base), padding_side="left")
@@ -94,7 +94,7 @@ def same_with_cache(model: Module) -> bool:
             cached, whole = (_answer(base, batch, use_cache) for use_cache in (True, False))
         except Exception:  # whatever a family's own code raises
             return True
-    if not all(bool(logits.isfinite().all()) for logits in whole):
+    if not all(bool(logits.amax(1).isfinite().all()) for logits in whole):
         return True
     return _are_close_until_they_part(cached, whole, TOLERANCE.get(base.dtype, 5e-2))
 
@@ -103,7 +103,8 @@ def _are_close_until_they_part(cached: Sequence[Tensor], whole: Sequence[Tensor]
     """Whether the logits of each answer are close up to the first step at which its two ways choose other tokens."""
     alike = torch.ones(len(whole[0]), dtype=torch.bool, device=whole[0].device)
     for ours, theirs in zip(cached, whole, strict=True):
-        off = (ours - theirs).abs().amax(1) / (1 + theirs.abs().amax(1))
+        off = (ours - theirs).abs().masked_fill(ours == theirs, 0.0).amax(1)  # both may be minus infinity
+        off = off / (1 + theirs.masked_fill(theirs.isinf(), 0.0).abs().amax(1))
         if not bool((off <= tolerance)[alike].all()):
             return False
         alike &= ours.argmax(1) == theirs.argmax(1)

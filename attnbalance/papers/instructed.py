@@ -12,10 +12,11 @@ from typing import Any
 
 from attnbalance.data.batches import check_lengths
 from attnbalance.data.conflicts import Conflict, says
-from attnbalance.data.facts import FactSet
+from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import make_prompts
+from attnbalance.data.scoring import folded
 from attnbalance.data.sources.swapped import make_conflicts
 from attnbalance.data.usable_facts import without_bad
 from attnbalance.errors import DataError, DivergenceError
@@ -222,13 +223,19 @@ def _critical(model: HookedModel, rows: InstructionSet) -> InstructionSet:
 
 
 def _with_counterfactuals(rows: InstructionSet, facts: FactSet, tested: FactSet, seed: int) -> InstructionSet:
-    """The instructions, and for about each tenth one a question whose context states another fact's answer.
+    """The instructions, and for each tenth one a question whose context states another fact's answer.
 
-    Facts that name what is tested are left out; of those drawn, also those whose subject stands in a tested question.
-    Raises `DataError` where too few facts are left.
+    Facts that name what is tested, or whose subject stands in a tested question, are left out. Raises `DataError` where
+    too few facts are left.
     """
     names = {name.casefold() for name in _names(tested)}
-    others = facts.where(lambda fact: not names & {text.casefold() for text in (fact.subject, *fact.answers)})
+    asked = " ".join(str(fact.question) for fact in tested)
+
+    def is_tested(fact: Fact) -> bool:
+        named = bool(names & {text.casefold() for text in (fact.subject, *fact.answers)})
+        return named or (folded(fact.subject) in folded(asked) and says(asked, [fact.subject]))
+
+    others = facts.where(lambda fact: not is_tested(fact))
     wanted = math.ceil(Fraction(str(ADDED)) * len(rows))
     swapped = make_conflicts(others.sample(10 * wanted, seed), seed)
     if len(swapped) < wanted:
@@ -236,10 +243,9 @@ def _with_counterfactuals(rows: InstructionSet, facts: FactSet, tested: FactSet,
             f"{wanted} counterfactual rows are needed, a tenth of the {len(rows)} instructions, but {facts.name} gives "
             f"{len(swapped)} about nothing that is tested"
         )
-    asked = " ".join(str(fact.question) for fact in tested)
     added = [
         Instruction(str(fact.question), fact.answer, fact.context)
         for fact in swapped.sample(wanted, seed)
-        if isinstance(fact, Conflict) and not says(asked, [fact.subject])
+        if isinstance(fact, Conflict)
     ]
     return rows.without({}, (*rows.rows, *added))

@@ -182,7 +182,8 @@ def read_readout_ranks(
             if not strangers:
                 raise DataError(
                     f"no other subject of relation {relation!r} has another answer than "
-                    f"{answer_tokens.prompts[i].text!r}; pass all prompts of a relation together"
+                    f"{answer_tokens.prompts[i].text!r}; pass all prompts of a relation "
+                    "together, and leave out relations with one subject"
                 )
             drawn = strangers[int(torch.randint(len(strangers), (), generator=generator))]
             rank[i], control[i] = (_rank(scores[k], answer_tokens, i) for k in (row, drawn))

@@ -66,9 +66,21 @@ def test_facts_of_the_runs_that_a_run_began_from_count(tmp_path: Path) -> None:
     prompts = make_prompts(FactSet(FACTS))
     for spec in (ModelSpec("tuned", str(first), str(second)), ModelSpec("tuned", "base", str(scaled))):
         assert seen_in_training([spec], prompts) == "tuned was finetuned on the facts of 4 of these 9"
+    for base in (None, 3):
+        (second / "attnbalance.json").write_text(json.dumps({"kind": "finetune", "base": base}))
+        assert "facts of 3 of these 9" in seen_in_training([ModelSpec("tuned", str(second))], prompts)
     itself = a_run(tmp_path / "itself", FACTS[:1])
     (itself / "attnbalance.json").write_text(json.dumps({"kind": "finetune", "base": str(itself)}))
     assert "facts of 1 of these 9" in seen_in_training([ModelSpec("tuned", str(itself))], prompts)
+
+
+def test_training_facts_are_known_by_subject_and_relation_alone(tmp_path: Path) -> None:
+    """What a run was trained on need not be a fact or a conflict by today's rules; accents may be typed otherwise."""
+    run = a_run(tmp_path / "run", ())
+    row = {"subject": "Jose\u0301", "relation": "pe\u0300re", "answers": [], "context": "", "memory_answers": []}
+    (run / "train.jsonl").write_text(json.dumps(row) + "\n")
+    prompts = make_prompts(FactSet((Fact("José", "père", ("Luis",)),)))
+    assert seen_in_training([ModelSpec("run", str(run))], prompts) == "run was finetuned on the facts of 1 of these 1"
 
 
 def test_fewer_than_20_subjects_are_called_too_few() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from attnbalance.data.conflicts import Conflict, NoConflictError, overlap, says
 from attnbalance.data.prompts import make_prompts
+from attnbalance.data.scoring import is_match
 from attnbalance.errors import DataError
 
 
@@ -75,6 +76,13 @@ def test_a_text_of_several_lines_says_whole_words_as_answers_are_scored() -> Non
 def test_overlapping_answers_are_named() -> None:
     assert overlap(("Rome", "Cairo"), ("Oslo", "New Cairo")) == ("Cairo", "New Cairo")
     assert overlap(("Rome",), ("Oslo",)) is None
+
+
+@pytest.mark.parametrize(("answer", "other"), [("5000", "15,000"), ("1,000", "1000000"), ("\u00ae", "Paris")])
+def test_answers_that_scoring_tells_apart_do_not_overlap(answer: str, other: str) -> None:
+    assert not is_match(answer, [other])
+    assert not is_match(other, [answer])
+    assert overlap((answer,), (other,)) is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,13 @@ def fact(subject: str, relation: str = "sport", answer: str = "chess", popularit
     return Fact(subject, relation, (answer,), popularity)
 
 
+def test_a_relation_is_one_however_its_accents_were_typed() -> None:
+    typed = ("père", "pe\u0300re")
+    facts = FactSet(tuple(Fact(f"S{i}", relation, ("a",)) for i, relation in enumerate(typed)))
+    assert facts.relations == typed[:1]
+    assert all(len(facts.of_relations([relation])) == 2 for relation in typed)
+
+
 def test_a_fact_gives_its_known_fields_as_json() -> None:
     whole = Fact("Rust", "author", ("A", "B"), 3.0, "Rust?", 0)
     assert whole.answer == "A"

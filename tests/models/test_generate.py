@@ -111,7 +111,9 @@ def test_nan_logits_stop_the_answers() -> None:
     hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
     with torch.no_grad():
         hooked.model.lm_head.weight[3] = torch.nan  # pyright: ignore
-    with pytest.raises(ModelError, match='LlamaForCausalLM gives NaN logits while answering; try `dtype="float32"`'):
+    with pytest.raises(
+        ModelError, match='LlamaForCausalLM gives NaN or infinite logits while answering; try `dtype="float32"`'
+    ):
         generate(hooked, tiny_prompts(), max_new_tokens=2, batch_size=4)
 
 

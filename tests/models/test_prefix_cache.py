@@ -84,6 +84,18 @@ def test_a_cache_is_trusted_if_rounding_decides_between_two_tokens() -> None:
     assert parted  # else the noise decided nothing
 
 
+def test_a_token_that_is_masked_in_all_logits_leaves_the_cache_to_be_judged() -> None:
+    for noise, trusted in ((0.0, True), (0.3, False)):
+        model, generator = tiny_model("mistral"), torch.Generator().manual_seed(0)
+
+        def mask(_module: Module, _inputs: object, logits: torch.Tensor) -> torch.Tensor:
+            logits = logits + noise * torch.randn(logits.shape, generator=generator)  # noqa: B023
+            return logits.index_fill(-1, torch.tensor([3]), -math.inf)
+
+        model.lm_head.register_forward_hook(mask)
+        assert same_with_cache(model) == trusted
+
+
 def test_a_model_of_nan_logits_is_not_blamed_on_its_cache() -> None:
     model = tiny_model("mistral")
     model.lm_head.register_forward_hook(lambda _module, _inputs, logits: torch.full_like(logits, math.nan))

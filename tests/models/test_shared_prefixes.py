@@ -33,7 +33,7 @@ from attnbalance import HookedModel, Prompt, load_model
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import encode
 from attnbalance.errors import BadRowsError, ModelError
-from attnbalance.models.generate import Sampling, generate
+from attnbalance.models.generate import Sampling, _Draw, generate
 from attnbalance.models.shared_prefixes import FEWEST, SHORTEST, groups_by_prefix, rows_by_batch, worth_in_reading
 from attnbalance.readings.attention import read_attention
 
@@ -244,6 +244,30 @@ def test_tokens_are_drawn_from_the_softmax_at_the_temperature() -> None:
     for text, probability in expected.most_common(5):  # four standard deviations of a binomial share
         error = 4 * math.sqrt(probability * (1 - probability) / draws)
         assert answers.count(text) / draws == pytest.approx(probability, abs=error)
+
+
+def draws_of(logits: list[float], temperature: float, count: int = 4000) -> list[int]:
+    scores = torch.tensor([logits] * count)
+    return _Draw(Sampling(temperature, 0), range(count))(torch.zeros(count, 1), scores).argmax(-1).tolist()
+
+
+def test_draws_have_the_shares_of_the_softmax_whatever_the_size_of_the_logits() -> None:
+    """Logits that would overflow at a small temperature, and a token of minus infinity, which is never drawn."""
+    even = draws_of([1e38, -math.inf, 1e38, 0.0], 1e-3)
+    assert set(even) == {0, 2}
+    assert even.count(0) / len(even) == pytest.approx(0.5, abs=4 * math.sqrt(0.25 / len(even)))
+    odds = draws_of([math.log(3), -math.inf, 0.0], 1.0)
+    assert set(odds) == {0, 2}
+    assert odds.count(0) / len(odds) == pytest.approx(0.75, abs=4 * math.sqrt(0.1875 / len(odds)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("sampling", [None, Sampling(1.0, 0)])
+def test_logits_of_which_none_is_the_largest_are_refused(value: float, sampling: Sampling | None) -> None:
+    hooked = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    hooked.model.lm_head.register_forward_hook(lambda _module, _inputs, logits: torch.full_like(logits, value))
+    with pytest.raises(ModelError, match="gives NaN or infinite logits while answering"):
+        generate(hooked, make_prompts(FACTS[:2]), max_new_tokens=2, batch_size=2, sampling=sampling)
 
 
 def test_samples_depend_on_their_seed_alone() -> None:

@@ -159,8 +159,8 @@ def test_no_counterfactual_row_is_about_the_subject_of_a_tested_question() -> No
     towns = [Fact(f"Town {letter}", "leader", (f"Mister {letter}",)) for letter in "ABCDEF"]
     question = "Who leads Town B, town c and Town X?"
     tested = Conflict(question, "r", ("Ann",), question=question, context="It is Ann.", memory_answers=("Eve",))
-    plain = InstructionSet(tuple(Instruction(f"Do {i}.", "Done.") for i in range(60)))
-    added = _with_counterfactuals(plain, FactSet(tuple(towns)), FactSet((tested,)), 0).rows[60:]
+    plain = InstructionSet(tuple(Instruction(f"Do {i}.", "Done.") for i in range(40)))
+    added = _with_counterfactuals(plain, FactSet(tuple(towns)), FactSet((tested,)), 0).rows[40:]
     assert sorted(row.instruction[-7:-1] for row in added) == ["Town A", "Town D", "Town E", "Town F"]
 
 

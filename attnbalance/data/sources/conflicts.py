@@ -12,7 +12,6 @@ from attnbalance.data.sources.own_facts import (
     answers_of,
     popularity_of,
     question_and_start,
-    relation_of,
     statement_of,
     text_of,
     warn_of_cells,
@@ -74,7 +73,7 @@ def _conflict(row: Record) -> Conflict:
     question, start = question_and_start(row)
     return Conflict(
         subject=text_of(row.get("subject") or question, "subject").strip(),
-        relation=relation_of(row.get("relation") or "conflict"),
+        relation=text_of(row.get("relation") or "conflict", "relation").strip(),
         answers=answers_of(row["answer"]),
         popularity=popularity_of(row.get("popularity")),
         question=question,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import unicodedata
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,7 +141,7 @@ def _fact(row: Record, where: str) -> Fact:
         question, start = question_and_start(row)
         return Fact(
             subject=text_of(row["subject"], "subject").strip(),
-            relation=relation_of(row["relation"]),
+            relation=text_of(row["relation"], "relation").strip(),
             answers=answers_of(row["answers"]),
             popularity=popularity_of(row.get("popularity")),
             question=question,
@@ -175,11 +174,6 @@ def answers_of(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def relation_of(value: object) -> str:
-    """A cell of relation, with its accents composed (NFC): one relation, however they are typed."""
-    return unicodedata.normalize("NFC", text_of(value, "relation").strip())
-
-
 def question_and_start(row: Record) -> tuple[str | None, Any]:
     """The question of a row without the white space around it, and where its subject then starts; None for neither."""
     start, cell = start_of(row.get("subject_start")), row.get("question")
@@ -187,7 +181,10 @@ def question_and_start(row: Record) -> tuple[str | None, Any]:
         return None, start
     question = text_of(cell, "question")
     if isinstance(start, int) and not isinstance(start, bool) and start >= 0:
-        start -= len(question) - len(question.lstrip())
+        before = len(question) - len(question.lstrip())
+        if start < before:
+            raise DataError(f"subject_start {start} must not lie in the white space before the question {question!r}")
+        start -= before
     return question.strip(), start
 
 

@@ -44,7 +44,7 @@ def test_white_space_around_a_question_is_no_part_of_it(tmp_path: Path) -> None:
     facts = load_own(written(tmp_path, *rows))
     assert facts.facts == (Fact("Peru", "capital", ("Lima",), None, "Peru: capital?", 0),)
     assert facts.dropped == {"merged into an earlier row of the same question": 2}
-    with pytest.raises(DataError, match="subject_start must be a whole number of at least 0, got -2"):
+    with pytest.raises(DataError, match="subject_start 0 must not lie in the white space before"):
         load_own(written(tmp_path, GOOD | {"question": "  Peru?", "subject_start": 0}))
 
 
