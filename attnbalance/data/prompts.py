@@ -85,8 +85,8 @@ class Prompt:
 class Template:
     """A format string with the fields {question}, {subject}, {relation} and, for conflicts, {context}.
 
-    Raises `DataError` for other fields, for conversions and format specs, and for a text that does not hold exactly one
-    of {question} and {subject}, exactly once.
+    Raises `DataError` for other fields, for conversions and format specs, for {relation} or {context} twice, and for a
+    text that does not hold exactly one of {question} and {subject}, exactly once.
 
     name: one of `TEMPLATES`, or the text itself.
     text: the format string.
@@ -113,6 +113,8 @@ class Template:
                 f"template {self.text!r} has the field {{{odd[0]}}}; "
                 f"use only {', '.join('{' + f + '}' for f in FIELDS)} as they are"
             )
+        if twice := [name for name in ("relation", "context") if fields.count(name) > 1]:
+            raise DataError(f"template {self.text!r} must hold {{{twice[0]}}} once, where it is read, got it twice")
         if fields.count("question") + fields.count("subject") != 1:
             raise DataError(
                 f"template {self.text!r} must name the subject once, through one {{question}} or one {{subject}} "

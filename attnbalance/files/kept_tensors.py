@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbalance.files.outputs import read_json, replacing, set_aside, write_json
-from attnbalance.files.seals import damage, seal
+from attnbalance.files.seals import SEAL, damage, seal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,9 +16,12 @@ ABOUT, TENSORS = "about.json", "tensors.safetensors"
 
 
 def keep(folder: Path, key: str, about: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
-    """Write both into a new folder, whole or not at all."""
+    """Write both into a new folder, whole or not at all. One that holds other files is set aside with a warning."""
     from safetensors.torch import save_file
 
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if others := [name for name in names if name not in (TENSORS, ABOUT, SEAL)]:
+        set_aside([folder], f"{folder} holds files of someone else ({others[0]})")
     with replacing(folder) as temporary:
         temporary.mkdir()
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary / TENSORS)

@@ -18,10 +18,12 @@ from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.models.eager_reference import TOLERANCE
 from attnbalance.models.evaluating import evaluating
-from attnbalance.models.forward import base_of, device_of, forward_rows, taken
+from attnbalance.models.forward import base_of, device_of, forward_rows, position_limit, taken
+from attnbalance.models.length_thresholds import length_thresholds
 
 PREFIX, LENGTHS = 5, (12, 7)
-"""Tokens of the prefix and of the two whole prompts that prove a model; the shorter one is padded."""
+"""Tokens of the prefix and of the two whole prompts that prove a model; the shorter one is padded. Of answers, the
+prompts are longer where the model's configuration names a length that they would not cross."""
 ANSWERED = 4
 """Tokens of the answers that prove a model's cache."""
 
@@ -80,13 +82,15 @@ def same_with_cache(model: Module) -> bool:
     """Whether the model's generation has the same logits with its cache as without it.
 
     A cache of the keys and values of all tokens is trusted. Others (sliding windows, recurrent states) are tried with
-    greedy answers to two prompts of random tokens, in one batch that is padded left. The logits of an answer are
-    compared until its two ways choose different tokens. Tolerance: `TOLERANCE`, relative to the largest logit; so in 16
-    bits a cache whose faults are as small as rounding is trusted (zamba2's are 1% of the largest logit). The cache is
-    also trusted if the family cannot generate such answers at all, and if logits are NaN or infinite.
+    greedy answers to two prompts of random tokens, in one batch that is padded left. The longer one crosses the windows
+    of up to `length_thresholds.FARTHEST` tokens that the configuration names, since some families keep only a window's
+    keys although they attend to all (a Llama with `sliding_window`). The logits of an answer are compared until its two
+    ways choose different tokens. Tolerance: `TOLERANCE`, relative to the largest logit; so in 16 bits a cache whose
+    faults are as small as rounding is trusted (zamba2's are 1% of the largest logit). The cache is also trusted if the
+    family cannot generate such answers at all, and if logits are NaN or infinite.
     """
     base = base_of(model)
-    batch = pad(_random_prompts(base), padding_side="left")
+    batch = pad(_random_prompts(base, _crossing(base)), padding_side="left")
     with evaluating(model):
         try:
             if read_prefix(model, batch.input_ids[0].tolist()) is not None:
@@ -97,6 +101,13 @@ def same_with_cache(model: Module) -> bool:
     if not all(bool(logits.amax(1).isfinite().all()) for logits in whole):
         return True
     return _are_close_until_they_part(cached, whole, TOLERANCE.get(base.dtype, 5e-2))
+
+
+def _crossing(base: PreTrainedModel) -> tuple[int, int]:
+    """The lengths of two prompts, the longer of which crosses the thresholds of the configuration if it can."""
+    limit = position_limit(base.config)
+    longest = max(LENGTHS[0], *(length + 2 for length in length_thresholds(base.config).crossed), 0)
+    return (longest if limit is None else max(LENGTHS[0], min(longest, limit - ANSWERED))), LENGTHS[1]
 
 
 def _are_close_until_they_part(cached: Sequence[Tensor], whole: Sequence[Tensor], tolerance: float) -> bool:
@@ -153,12 +164,12 @@ def _is_close(rows: Tensor, after: Tensor, logits: Tensor, after_logits: Tensor,
     return off <= tolerance and off_logits <= tolerance
 
 
-def _random_prompts(base: PreTrainedModel) -> list[Encoding]:
-    """Two prompts of random tokens that begin with the same prefix."""
+def _random_prompts(base: PreTrainedModel, lengths: Sequence[int] = LENGTHS) -> list[Encoding]:
+    """Prompts of random tokens that begin with the same prefix."""
     vocabulary = base.config.get_text_config().vocab_size
     generator = torch.Generator().manual_seed(0)
     prefix, *rests = (
-        torch.randint(vocabulary, (n,), generator=generator).tolist() for n in (PREFIX, *(n - PREFIX for n in LENGTHS))
+        torch.randint(vocabulary, (n,), generator=generator).tolist() for n in (PREFIX, *(n - PREFIX for n in lengths))
     )
     prompt = Prompt("random tokens", {}, "0", Fact("s", "r", ("a",)))
     return [Encoding(prompt, (*prefix, *rest), ("",) * (PREFIX + len(rest)), {}) for rest in rests]

@@ -113,7 +113,7 @@ def bootstrap_ends(ratios: Ratios, *, simultaneous: bool, seed: int) -> tuple[Ar
     if simultaneous:
         # A column in which hardly any cluster differs has no usable t. It would widen all other intervals.
         usable = np.isfinite(ratios.error) & (without_spread <= TAIL)
-        for ends, side in ((below, t), (above, -t)):
+        for ends, side in ((below, t), (above, -t)) if usable.any() else ():
             largest = side[:, usable].max(axis=1, initial=-np.inf)
             ends[usable] = max(student, float(np.quantile(largest, 1 - TAIL)))
     with np.errstate(invalid="ignore"):  # no ratio to a total of 0

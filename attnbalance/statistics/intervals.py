@@ -87,7 +87,8 @@ def mean_intervals(
 
     Departures: each end is at least as far from the mean as in Student's interval. A resample's standard error is taken
     to be at least the sample's divided by the number of clusters. If over 2.5% of resamples give a column no spread
-    (few of its clusters differ), it widens only its own interval.
+    (few of its clusters differ), it is left out of what is simultaneous: it widens no other interval, and its own is
+    the separate one. If all columns are so, none of their intervals is simultaneous.
 
     An end may lie outside the range of the values. A constant column has an interval of zero width. There is no
     interval (NaN) for values that are not finite, with fewer than `MIN_CLUSTERS` clusters, and where one of them

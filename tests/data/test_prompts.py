@@ -139,3 +139,9 @@ def test_the_hash_of_prompts_tells_their_texts_and_order_apart() -> None:
     hashes = [hash_prompts(make_prompts(part, form)) for part in (facts, facts[::-1]) for form in ("qa", "plain")]
     assert len(set(hashes)) == 4
     assert hash_prompts(make_prompts(facts, "qa")) == hashes[0]
+
+
+@pytest.mark.parametrize("text", ["{relation}: what is the {relation} of {subject}?", "{context} {context} {question}"])
+def test_a_part_that_stands_twice_has_no_single_span_and_is_refused(text: str) -> None:
+    with pytest.raises(DataError, match=r"must hold \{(relation|context)\} once"):
+        Template(text, text)

@@ -20,6 +20,15 @@ def test_what_was_kept_comes_back_under_its_key_alone(tmp_path: Path) -> None:
     assert kept(tmp_path / "model", "another") is None
 
 
+def test_a_folder_with_a_file_of_someone_else_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with pytest.warns(UserWarning, match=r"holds files of someone else \(notes.txt\); set aside as damaged-model"):
+        keep(tmp_path / "model", "key", {}, {"numbers": torch.ones(2)})
+    assert kept(tmp_path / "model", "key") is not None
+    assert (tmp_path / "damaged-model" / "notes.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize("name", [ABOUT, TENSORS])
 def test_a_damaged_folder_is_set_aside(tmp_path: Path, name: str) -> None:
     keep(tmp_path / "model", "key", {}, {"numbers": torch.ones(2)})

@@ -7,9 +7,21 @@ import math
 
 import pytest
 import torch
-from tiny import ALL_KEYS, FACTS, INTERFACE, OUTSIDE, SINKS, VOCABULARY, count_passes, eager, tiny_model, tiny_tokenizer
+from tiny import (
+    ALL_KEYS,
+    FACTS,
+    INTERFACE,
+    OUTSIDE,
+    SINKS,
+    VOCABULARY,
+    count_passes,
+    eager,
+    tiny_config,
+    tiny_model,
+    tiny_tokenizer,
+)
 from torch.nn import Module
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import encode
@@ -17,6 +29,7 @@ from attnbalance.errors import ModelError
 from attnbalance.families.tiny_models import build
 from attnbalance.models.generate import generate
 from attnbalance.models.hooked import hook
+from attnbalance.models.load import load_model
 from attnbalance.models.prefix_cache import copies, read_prefix, same_after_prefix, same_with_cache
 
 WARNING = pytest.mark.filterwarnings("ignore:.*is outside")
@@ -62,6 +75,27 @@ def test_a_cache_that_answers_otherwise_than_whole_passes_is_not_used(family: st
         assert answer == hooked.tokenizer.decode(said[: min(stops, default=12)], skip_special_tokens=True)
     with pytest.raises(ModelError, match=f"{family}'s answers with its cache differ from those without"):
         generate(hooked, prompts, max_new_tokens=2, batch_size=2, edit=lambda _: lambda _, row: row)
+
+
+@pytest.mark.parametrize("window", [8, 24, 48])
+def test_a_cache_of_a_window_is_trusted_only_where_attention_has_that_window(window: int) -> None:
+    """Transformers keeps only a window's keys wherever `sliding_window` is named, but Llama attends to all tokens."""
+    mistral, model = (
+        AutoModelForCausalLM.from_config(tiny_config(family, sliding_window=window)).eval()
+        for family in ("mistral", "llama")
+    )
+    assert same_with_cache(mistral)
+    assert not same_with_cache(model)
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    prompts = make_prompts(FACTS[:3], "Long ago, in the days of old, in the north of the land: {question}")
+    answers = generate(hooked, prompts, max_new_tokens=6, batch_size=2)
+    for encoding, answer in zip(encode(prompts, hooked.tokenizer), answers, strict=True):
+        assert len(encoding.ids) < 90
+        ids = torch.tensor([encoding.ids])
+        for _ in range(6):
+            with torch.no_grad():
+                ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        assert answer == hooked.tokenizer.decode(ids[0, len(encoding.ids) :], skip_special_tokens=True)
 
 
 def test_a_cache_is_trusted_if_rounding_decides_between_two_tokens() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -298,3 +299,13 @@ def test_neither_order_nor_a_shift_changes_the_width_of_an_interval_over_seeds()
     first, second = seed_interval([0.1, 0.5, 0.3]), seed_interval([1.3, 1.1, 1.5])
     assert second.low - first.low == pytest.approx(1.0)
     assert second.high - first.high == pytest.approx(1.0)
+
+
+def test_columns_in_which_few_clusters_differ_keep_their_own_intervals_without_a_warning() -> None:
+    rng, values = np.random.default_rng(0), np.zeros((30, 12))
+    for column in values.T:
+        column[rng.choice(30, 3, replace=False)] = rng.exponential(size=3)
+    clusters = [str(i) for i in range(30)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert mean_intervals(values, clusters, simultaneous=True) == mean_intervals(values, clusters)
