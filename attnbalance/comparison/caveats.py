@@ -76,7 +76,7 @@ def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> s
 
 
 def _trained(spec: ModelSpec) -> set[tuple[str, str]]:
-    """The facts that a model's run was trained on, and the runs of the models that it began from.
+    """The (subject, relation) pairs that a model was trained on, in its own run and in those that it began from.
 
     A checkpoint's run is one of the folders above it; that of a scaled adapter is the one that it was scaled from.
     """
@@ -89,7 +89,8 @@ def _trained(spec: ModelSpec) -> set[tuple[str, str]]:
             if record.get("kind") == SCALED:
                 left.append(record["config"]["adapter"])
             elif record.get("kind") == KIND:
-                left += [base for base in [record.get("base")] if isinstance(base, str)]
+                if isinstance(base := record.get("base"), str):
+                    left.append(base)
                 files = [path / FACTS[part] for part in ("train", "replay")]
                 rows = [row for file in files if file.is_file() for row in read_rows(file)]
                 facts |= {
