@@ -85,8 +85,8 @@ def score_prompts(
         by: "loss", "salience" or "relevance".
         model: The model to read.
         batch_size: Prompts of one forward pass.
-        among: More prompts; salience and relevance compare a fact's answer with all others of its relation, in
-            `prompts` and here.
+        among: The prompts whose answers salience and relevance compare each answer with; by default, and for a relation
+            that none of them has, `prompts`.
     """
     if by == "loss":
         examples = examples_of(prompts, model.tokenizer, end=False)
@@ -100,14 +100,13 @@ def score_prompts(
     if by == "relevance":
         values = read_relevance(model, prompts, among=among, batch_size=batch_size).push.values
     else:
-        answer_tokens = make_answer_tokens([*prompts, *among], model.tokenizer)
+        answer_tokens = make_answer_tokens(prompts, model.tokenizer, among=among)
         if answer_tokens.ambiguous:
             warnings.warn(
                 f"salience compares one token of each answer: {answer_tokens.ambiguous} of {len(answer_tokens)} "
                 "facts have a right answer that begins with the same token as a wrong one, and is not told from it",
                 stacklevel=2,
             )
-        answer_tokens = answer_tokens.at(range(len(prompts)))
         check_tokens(answer_tokens, model.model, model.name)
         values = read_direct_attribution(bridge_of(model), answer_tokens, batch_size=batch_size).value_salience().values
     return values.double().sum((1, 2)).tolist()

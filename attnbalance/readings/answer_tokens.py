@@ -25,6 +25,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError
+from attnbalance.readings.distinguishing_tokens import appended, comparisons, shared_length, visible
 
 
 @dataclass(frozen=True)
@@ -110,45 +111,55 @@ class AnswerTokens:
         return torch.tensor((1 / n,) * n if self.weights is None else self.weights[i], dtype=torch.float32)
 
 
-@expects(prompts=[Prompt], tokenizer=PreTrainedTokenizerBase)
-def make_answer_tokens(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> AnswerTokens:
-    """Each prompt's first answer, compared with the first answers of the other facts of its relation among the prompts.
+@expects(prompts=[Prompt], tokenizer=PreTrainedTokenizerBase, among=[Prompt])
+def make_answer_tokens(
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, *, among: Sequence[Prompt] = ()
+) -> AnswerTokens:
+    """Each prompt's first answer, compared with the first answers of the other facts of its relation.
 
     If all answers of a relation begin with the same tokens, these are appended to the prompt, and answers are compared
     at the first token at which any two of them differ. One token is compared for each fact, not the whole answer. Some
     tokenizers begin some answers with a bare space ("▁" before digits or capitals), which does not tell these answers
     apart: they are compared only with each other, at the next token. Raises `BadRowsError` for relations with one
     answer and for prompts whose end the tokenizer merges with the answer.
+
+    prompts: the prompts.
+    tokenizer: the model's tokenizer.
+    among: the prompts whose answers each answer is compared with; by default, and for a relation that none of them has,
+        `prompts`.
     """
-    prompts = PromptSet.of(prompts, tokenizer)
-    encodings, answers, bad = list(prompts.encodings), prompts.answers.ids, list[tuple[int, str]]()
-    candidates, answer, ambiguous = dict[str, tuple[int, ...]](), [0] * len(prompts), 0
-    others: list[tuple[int, ...]] = [()] * len(prompts)
-    for relation, indices in _by_relation(prompts).items():
-        shared = _shared_length([answers[i] for i in indices])
-        inseparable = _inseparable(prompts, answers, indices, shared, tokenizer.eos_token_id)
+    compared, count = PromptSet.of([*prompts, *among] if among else prompts, tokenizer), len(prompts)
+    encodings, answers, bad = list(compared.encodings[:count]), compared.answers.ids, list[tuple[int, str]]()
+    positions, answer, ambiguous = dict[str, dict[int, int]](), [0] * count, 0
+    others: list[tuple[int, ...]] = [()] * count
+    for own, indices in comparisons(compared, count):
+        shared = shared_length([answers[i] for i in indices])
+        inseparable = _inseparable(compared, answers, indices, shared, tokenizer.eos_token_id)
         if shared is None or inseparable:
-            bad += inseparable
+            bad += [(i, why) for i, why in inseparable if i < count] or [(i, inseparable[0][1]) for i in own]
             continue
-        compared = sorted(_compared(prompts, indices, shared, tokenizer))
-        position = {token: k for k, token in enumerate(dict.fromkeys(token for _, _, token, _, _ in compared))}
-        for i, start, token, wrong, untold in compared:
+        relation = compared[own[0]].fact.relation
+        position = positions.setdefault(relation, {})
+        told = sorted(_compared(compared, indices, shared, tokenizer))
+        for _, _, token, _, _ in told:
+            position.setdefault(token, len(position))
+        for i, start, token, wrong, untold in (each for each in told if each[0] < count):
             answer[i] = position[token]
             others[i] = tuple(sorted(position.setdefault(other, len(position)) for other in wrong))
             ambiguous += untold
-            encodings[i] = _appended(encodings[i], answers[i][:start], tokenizer)
+            encodings[i] = appended(encodings[i], answers[i][:start], tokenizer)
             if not wrong:
                 how = "begins like one that is accepted" if untold else "is accepted"
-                bad.append((i, f"every answer of relation {relation!r} {how} for {prompts[i].fact.subject!r}"))
-        candidates[relation] = tuple(position)
+                bad.append((i, f"every answer of relation {relation!r} {how} for {compared[i].fact.subject!r}"))
     if bad:
         raise BadRowsError(
             "facts have no other answer in their relation",
             sorted(bad),
-            len(prompts),
+            count,
             "add facts of the relation with other answers, or drop and count these (`skip_bad=True`)",
         )
-    return AnswerTokens(tuple(encodings), candidates, tuple(answer), tuple(others), ambiguous, tokenizer, prompts)
+    candidates = {relation: tuple(position) for relation, position in positions.items()}
+    return AnswerTokens(tuple(encodings), candidates, tuple(answer), tuple(others), ambiguous, tokenizer, compared)
 
 
 def weigh_by_probability(
@@ -167,48 +178,6 @@ def weigh_by_probability(
         probabilities = (logits[i, tokens].cpu().softmax(-1) for logits in (before, after))
         weights.append(tuple((sum(probabilities, torch.zeros(len(tokens), dtype=torch.float32)) / 2).tolist()))
     return replace(answer_tokens, weights=tuple(weights))
-
-
-def distinguishing_tokens(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[Encoding], tuple[int, ...]]:
-    """Each prompt, followed by the tokens that all answers of its relation begin with, and its answer's next token.
-
-    That token is the first at which any two answers of the relation differ, as in `make_answer_tokens`. A token that
-    shows no character is appended to the prompt too: SentencePiece puts a bare "▁" before digits and, in some
-    vocabularies, before capitals, which distinguishes no answers. For an answer that ends earlier, the token is the end
-    of sequence, or the answer's last token if the tokenizer has none. Raises `BadRowsError` for prompts that merge with
-    their answer.
-    """
-    prompts = PromptSet.of(prompts, tokenizer)
-    encodings, answers = list(prompts.encodings), prompts.answers.ids
-    shared = {
-        relation: _shared_length([answers[i] for i in indices]) or 0
-        for relation, indices in _by_relation(prompts).items()
-    }
-    tokens = []
-    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        whole = (*answer, tokenizer.eos_token_id) if isinstance(tokenizer.eos_token_id, int) else answer
-        start = _visible(answer, min(shared[prompt.fact.relation], len(whole) - 1), tokenizer)
-        encodings[i] = _appended(encodings[i], answer[:start], tokenizer)
-        tokens.append(whole[start])
-    return encodings, tuple(tokens)
-
-
-def _by_relation(prompts: Sequence[Prompt]) -> dict[str, list[int]]:
-    """The indices of each relation's prompts."""
-    indices: dict[str, list[int]] = {}
-    for i, prompt in enumerate(prompts):
-        indices.setdefault(prompt.fact.relation, []).append(i)
-    return indices
-
-
-def _shared_length(answers: Sequence[tuple[int, ...]]) -> int | None:
-    """The number of tokens that all answers begin with; None if all answers are equal."""
-    if len(set(answers)) == 1:
-        return None
-    shortest = min(map(len, answers))
-    return next((k for k in range(shortest) if len({answer[k] for answer in answers}) > 1), shortest)
 
 
 def _compared(
@@ -232,19 +201,12 @@ def _compared(
                 yield i, start, token, wrong, bool(untold) or len(alike) < len(indices)
 
 
-def _visible(answer: tuple[int, ...], start: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The index of the answer's first token from `start` on that shows a character, or of its last token."""
-    while start < len(answer) - 1 and not str(tokenizer.decode([answer[start]])).strip():
-        start += 1
-    return start
-
-
 def _starts(answers: Mapping[int, tuple[int, ...]], shared: int, tokenizer: PreTrainedTokenizerBase) -> dict[int, int]:
     """At which of its tokens each answer of a relation is compared, by prompt: the first that shows a character.
 
     Where all answers with such a token at one index have the same one, or some have none, it is the token at `shared`.
     """
-    starts = {i: _visible(answer, shared, tokenizer) for i, answer in answers.items()}
+    starts = {i: visible(answer, shared, tokenizer) for i, answer in answers.items()}
     tokens: dict[int, set[int]] = {}
     for i, start in starts.items():
         tokens.setdefault(start, set()).add(answers[i][start] if start < len(answers[i]) else -1)
@@ -292,9 +254,3 @@ def _same_answers(accepted: Collection[tuple[str, ...]]) -> Mapping[tuple[str, .
         for text in answers:
             holding.setdefault(text, set()).add(answers)
     return {answers: set.union(*(holding[text] for text in answers)) for answers in accepted}
-
-
-def _appended(encoding: Encoding, ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> Encoding:
-    """A prompt's tokens followed by the first tokens of an answer."""
-    tokens = tuple(str(tokenizer.decode([token])) for token in ids)
-    return replace(encoding, ids=encoding.ids + ids, tokens=encoding.tokens + tokens)

@@ -20,7 +20,7 @@ from attnbalance.models.evaluating import without_autocast
 from attnbalance.models.forward import check_vocabulary, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import edited
-from attnbalance.readings.answer_tokens import distinguishing_tokens
+from attnbalance.readings.distinguishing_tokens import comparisons, distinguishing_tokens
 from attnbalance.readings.reading import Reading, concatenate
 
 
@@ -61,7 +61,7 @@ def read_relevance(
 ) -> Relevance:
     """The relevance of each prompt's answer, at the first token at which the answers of its relation differ.
 
-    Those are the answers of `prompts` and of `among`; the relevance of `among` itself is not read. If all answers of a
+    If all answers of a
     relation begin with the same tokens, or an answer begins with a token that shows no character (a bare "▁"), these
     are appended to the prompt, whose last token is then the query: see `distinguishing_tokens`. Only that token is
     read. Warns if a wrong answer has the same token there: where numbers are split into digits, 1815 and 1999 share
@@ -76,7 +76,8 @@ def read_relevance(
 
     model: the model.
     prompts: the prompts that are read.
-    among: further prompts, whose answers count among their relation's.
+    among: the prompts whose answers each answer is compared with; by default, and for a relation that none of them has,
+        `prompts`.
     batch_size: prompts in a pass.
     progress: show a progress bar.
     """
@@ -86,9 +87,8 @@ def read_relevance(
         raise ModelError("relevance needs gradients: call `read_relevance` outside torch.inference_mode()")
     prompts = PromptSet.of(prompts, model.tokenizer)
     compared = PromptSet.of([*prompts, *among], model.tokenizer) if among else prompts
-    encodings, answers = distinguishing_tokens(compared, model.tokenizer)
-    _warn_of_alike(compared, encodings, answers, len(prompts))
-    encodings, answers = encodings[: len(prompts)], answers[: len(prompts)]
+    encodings, answers = distinguishing_tokens(compared, len(prompts))
+    _warn_of_alike(compared, encodings, answers)
     largest = [max(encoding.ids) for encoding in encodings]
     check_vocabulary(model.model, torch.tensor([*largest, *answers]), model.name)
     parts: list[tuple[Reading, Reading, Reading]] = []
@@ -98,20 +98,24 @@ def read_relevance(
     return Relevance(*(concatenate(list(pieces)).at(prompts.prompt_ids) for pieces in zip(*parts, strict=True)))
 
 
-def _warn_of_alike(prompts: PromptSet, encodings: Sequence[Encoding], tokens: Sequence[int], read: int) -> None:
-    """Warn how many of the first `read` prompts have the token of a wrong answer of their relation."""
-    keys, accepted = list[tuple[object, ...]](), dict[tuple[object, ...], set[tuple[str, ...]]]()
-    for prompt, before, encoding, token in zip(prompts, prompts.encodings, encodings, tokens, strict=True):
-        keys.append((prompt.fact.relation, encoding.ids[len(before.ids) :], token))
-        accepted.setdefault(keys[-1], set()).add(prompt.fact.folded_answers)
-    alike = sum(
-        any(set(prompt.fact.folded_answers).isdisjoint(others) for others in accepted[key])
-        for prompt, key in zip(list(prompts)[:read], keys, strict=False)
-    )
+def _warn_of_alike(compared: PromptSet, encodings: Sequence[Encoding], tokens: Sequence[int]) -> None:
+    """Warn how many prompts are read at a token that a wrong answer, after the same tokens, has too."""
+    end, alike = compared.tokenizer.eos_token_id, 0
+    for own, indices in comparisons(compared, len(encodings)):
+        wholes = [(*compared.answers.ids[i], end) for i in indices]
+        begun = {i: (*encodings[i].ids[len(compared.encodings[i].ids) :], tokens[i]) for i in own}
+        accepted: dict[tuple[object, ...], set[tuple[str, ...]]] = {}
+        for i, whole in zip(indices, wholes, strict=True):
+            for length in {len(begin) for begin in begun.values()}:
+                accepted.setdefault(whole[:length], set()).add(compared[i].fact.folded_answers)
+        alike += sum(
+            any(set(compared[i].fact.folded_answers).isdisjoint(answers) for answers in accepted[begin])
+            for i, begin in begun.items()
+        )
     if alike:
         warnings.warn(
-            f"relevance is read at one token of each answer: {alike} of {read} prompts have a right answer that begins "
-            "with the same token as a wrong one, and have its relevance",
+            f"relevance is read at one token of each answer: {alike} of {len(encodings)} prompts have a right answer "
+            "that begins with the same token as a wrong one, and have its relevance",
             stacklevel=5,
         )
 

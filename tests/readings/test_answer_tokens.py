@@ -51,6 +51,34 @@ def test_each_answer_is_set_against_all_others_of_its_relation_each_once() -> No
     assert [one.ids for one in found.encodings[:2]] == [ids("city France :"), ids("city Italy :")]
 
 
+def test_among_other_prompts_each_answer_is_set_against_theirs_alone() -> None:
+    read = (("Spain", "Madrid"), ("India", "Delhi"), ("Italy", "Rome"))
+    others = prompts(("France", "Paris"), ("Italy", "Rome"))
+    both = (*prompts(*read), *prompts(("Spain", "Juan"), ("India", "Delhi"), relation="king"))
+    among = make_answer_tokens(both, words(eos_token="</s>"), among=others)
+    rivals = [{among.candidates[p.fact.relation][k] for k in among.others[i]} for i, p in enumerate(both)]
+    cities = set(ids("Paris Rome"))
+    assert rivals == [cities, cities, set(ids("Paris")), set(ids("Delhi")), set(ids("Juan"))]  # kings: one another
+    assert among.tokens == ids("Madrid Delhi Rome Juan Delhi")
+    assert list(among.compared) == [*both, *others]
+    for i, prompt in enumerate(both[:3]):  # each alone, as together
+        alone = make_answer_tokens([prompt], words(eos_token="</s>"), among=others)
+        assert {alone.candidates["city"][k] for k in alone.others[0]} == rivals[i]
+        assert (alone.tokens, alone.encodings[0].ids) == (among.tokens[i : i + 1], among.encodings[i].ids)
+
+
+def test_among_other_prompts_each_is_compared_behind_what_it_shares_with_them() -> None:
+    read, others = prompts(("Spain", "New York"), ("France", "Paris")), prompts(("Italy", "New Delhi"))
+    among = make_answer_tokens(read, words(eos_token="</s>"), among=others)
+    assert among.tokens == ids("York Paris")
+    assert [encoding.ids for encoding in among.encodings] == [ids("city Spain : New"), ids("city France :")]
+    assert [among.candidates["city"][k] for others in among.others for k in others] == [*ids("Delhi New")]
+    with pytest.raises(BadRowsError, match="(?s)1 of 2 facts .*relation 'city' has the one answer 'Paris'"):
+        make_answer_tokens(read, words(eos_token="</s>"), among=prompts(("Italy", "Paris")))
+    with pytest.raises(BadRowsError, match="(?s)1 of 1 facts .*'New' is how other answers begin"):
+        make_answer_tokens(read[:1], words(), among=prompts(("Italy", "New")))
+
+
 def test_answers_that_a_fact_accepts_as_well_are_no_others() -> None:
     facts = (("France", "Paris", "Rome", "Lutetia"), ("Italy", "Rome"), ("Spain", "Madrid"))
     assert make_answer_tokens(prompts(*facts), words()).others == ((2,), (2,), (0, 1))

@@ -39,10 +39,10 @@ def weighted_cross_entropy(forward: ForwardPass, term: Term) -> Float[Tensor, " 
     relevance: `DOWNWEIGHT` for facts whose answer loses when all heads of the base look more at the subject (push below
     0, see `read_relevance`), 1 for the others. In the one-layer model of Theorem 4.5 of Ghosal et al. 2024 these are
     the facts with s_rel < p_rel, and training on them takes attention off the subject. salience: the fact's rank by
-    value salience in context among the training facts, 0 to 1, also in evaluation. Either reading compares an answer
-    with those of the training facts and, in evaluation, of the whole evaluated set, so a fact's weight there depends on
-    what it is evaluated with: compare evaluations of one set only. Weights are computed once, from the base; signs may
-    change during training. A fact of weight 0 is not learned.
+    value salience in context among the training facts, 0 to 1. Either reading compares an answer with those of the
+    training facts, also in evaluation; there, facts of a relation without training facts are compared with one another,
+    and salience ranks them all the same. Weights are computed once, from the base; signs may change during training. A
+    fact of weight 0 is not learned.
     """
     return forward.losses() * forward.target(term.key)[forward.example]
 

@@ -140,8 +140,10 @@ def test_salience_weights_of_other_facts_are_ranks_among_the_training_facts() ->
     trained = add_targets([examples[i] for i in train], objective, hooked)
     known = [prompts[i] for i in train]
     ordered = sorted(saliences(known, known, W_V))
-    for i in others:  # each alone, where a rank among themselves would be .5
-        weighted = add_targets([examples[i]], objective, hooked, among=trained)[0]
+    together = add_targets([examples[i] for i in others], objective, hooked, among=trained)
+    for i, weighted in zip(others, together, strict=True):  # in a set that other answers come with
+        alone = add_targets([examples[i]], objective, hooked, among=trained)[0]  # a rank in its own set would be .5
+        assert only(alone, "weighted-ce(salience)") == only(weighted, "weighted-ce(salience)")
         stored = saliences([prompts[i]], [prompts[i], *known], W_V)[0]
         assert min(abs(stored - value) for value in ordered) > 1e-4  # far from ties, which rounding would break
         expected = sum(value < stored for value in ordered) / len(ordered)

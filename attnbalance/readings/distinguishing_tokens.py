@@ -1,0 +1,75 @@
+"""The first token that tells an answer from the other answers of its relation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from transformers import PreTrainedTokenizerBase
+
+from attnbalance.data.prompt_sets import PromptSet
+from attnbalance.data.tokens import Encoding
+
+
+def distinguishing_tokens(prompts: PromptSet, count: int) -> tuple[list[Encoding], tuple[int, ...]]:
+    """Each prompt, followed by the tokens that all answers of its relation begin with, and its answer's next token.
+
+    Of `prompts`, these are the first `count`. The token is the first at which any two of the answers differ that are
+    compared (see `comparisons`), as in `make_answer_tokens`. A token that shows no character is appended to the prompt
+    too: SentencePiece puts a bare "▁" before digits and, in some vocabularies, before capitals, which distinguishes no
+    answers. For an answer that ends earlier, the token is the end of sequence, or the answer's last token if the
+    tokenizer has none. Raises `BadRowsError` for prompts that merge with their answer.
+    """
+    encodings, answers, tokenizer = list(prompts.encodings[:count]), prompts.answers.ids, prompts.tokenizer
+    tokens = [0] * count
+    for own, indices in comparisons(prompts, count):
+        shared = shared_length([answers[i] for i in indices]) or 0
+        for i in own:
+            answer = answers[i]
+            whole = (*answer, tokenizer.eos_token_id) if isinstance(tokenizer.eos_token_id, int) else answer
+            start = visible(answer, min(shared, len(whole) - 1), tokenizer)
+            encodings[i] = appended(encodings[i], answer[:start], tokenizer)
+            tokens[i] = whole[start]
+    return encodings, tuple(tokens)
+
+
+def comparisons(prompts: PromptSet, count: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Which answers are compared: indices of prompts, and indices of all prompts whose answers each is compared with.
+
+    The first `count` prompts are read, the rest are those that they are compared with. Each is compared with itself and
+    the rest of its relation, so that it does not matter which prompts are read with it. Where nothing of a relation is
+    in the rest, its prompts are compared with one another.
+    """
+    relations: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        relations.setdefault(prompt.fact.relation, []).append(i)
+    for indices in relations.values():
+        own, others = [i for i in indices if i < count], [i for i in indices if i >= count]
+        if not others:
+            yield own, own
+            continue
+        alike: dict[tuple[object, ...], list[int]] = {}
+        for i in own:
+            alike.setdefault((prompts.answers.ids[i], prompts[i].fact.folded_answers), []).append(i)
+        yield from ((same, [*same, *others]) for same in alike.values())
+
+
+def shared_length(answers: Sequence[tuple[int, ...]]) -> int | None:
+    """The number of tokens that all answers begin with; None if all answers are equal."""
+    if len(set(answers)) == 1:
+        return None
+    shortest = min(map(len, answers))
+    return next((k for k in range(shortest) if len({answer[k] for answer in answers}) > 1), shortest)
+
+
+def visible(answer: tuple[int, ...], start: int, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The index of the answer's first token from `start` on that shows a character, or of its last token."""
+    while start < len(answer) - 1 and not str(tokenizer.decode([answer[start]])).strip():
+        start += 1
+    return start
+
+
+def appended(encoding: Encoding, ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> Encoding:
+    """A prompt's tokens followed by the first tokens of an answer."""
+    tokens = tuple(str(tokenizer.decode([token])) for token in ids)
+    return replace(encoding, ids=encoding.ids + ids, tokens=encoding.tokens + tokens)
