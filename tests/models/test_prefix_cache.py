@@ -77,14 +77,17 @@ def test_a_cache_that_answers_otherwise_than_whole_passes_is_not_used(family: st
         generate(hooked, prompts, max_new_tokens=2, batch_size=2, edit=lambda _: lambda _, row: row)
 
 
-@pytest.mark.parametrize("window", [8, 24, 48])
+@pytest.mark.parametrize("window", [8, 24, 48, -4])
 def test_a_cache_of_a_window_is_trusted_only_where_attention_has_that_window(window: int) -> None:
-    """Transformers keeps only a window's keys wherever `sliding_window` is named, but Llama attends to all tokens."""
+    """Transformers keeps only a window's keys wherever `sliding_window` is named, but Llama attends to all tokens.
+
+    With a negative window the cache cannot be used at all.
+    """
     mistral, model = (
         AutoModelForCausalLM.from_config(tiny_config(family, sliding_window=window)).eval()
         for family in ("mistral", "llama")
     )
-    assert same_with_cache(mistral)
+    assert window < 0 or same_with_cache(mistral)
     assert not same_with_cache(model)
     hooked = load_model(model, tokenizer=tiny_tokenizer())
     prompts = make_prompts(FACTS[:3], "Long ago, in the days of old, in the north of the land: {question}")
@@ -113,7 +116,7 @@ def test_a_cache_is_trusted_if_rounding_decides_between_two_tokens() -> None:
 
         model.lm_head.register_forward_hook(disturb)
         assert same_with_cache(model)
-        cached, whole = torch.stack(chosen[-8:-4]), torch.stack(chosen[-4:])  # four tokens each way
+        whole, cached = torch.stack(chosen[-8:-4]), torch.stack(chosen[-4:])  # four tokens each way
         parted += not torch.equal(cached, whole)
     assert parted  # else the noise decided nothing
 
