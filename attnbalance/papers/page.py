@@ -121,7 +121,11 @@ def headline(figures: Sequence[PaperFigure], done: Mapping[str, Done], refused: 
     for paper, score in scores(figures, done).items():
         counts = score["counts"]
         verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
-        sentences.append(f"{paper}: of {sum(counts.values())} statements in the paper's setting {verdicts}")
+        sentences.append(
+            f"{paper}: of {sum(counts.values())} statements in the paper's setting {verdicts}"
+            if any(counts.values())
+            else f"{paper}: no statement was tested in the paper's setting"
+        )
     text = "; ".join(sentences) + "." if sentences else "No figure was run."
     return text + (f" Not run: {listed(sorted(refused))}." if refused else "")
 

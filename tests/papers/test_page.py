@@ -126,5 +126,8 @@ def test_papers_are_scored_apart_and_by_their_own_statements_in_their_own_settin
         "One: of 4 statements in the paper's setting 3 seen, 1 opposite, 0 absent, 0 cannot tell; Two: of 1 statements "
         "in the paper's setting 0 seen, 1 opposite, 0 absent, 0 cannot tell. Not run: d and e."
     )
+    assert (
+        headline(figures[:1], {"a": Done([], CLAIMS[3:])}, {}) == "One: no statement was tested in the paper's setting."
+    )
     assert answer_of([], {}, {}) == "No figure was run."
     assert claim_as_dict(CLAIMS[3])["setting"] == [{"says": "W_V is frozen", "measured": "trained", "met": False}]
