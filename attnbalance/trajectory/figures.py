@@ -45,4 +45,5 @@ def _draw(ax: Axes, steps: Sequence[int], values: Sequence[Interval], colour: in
     ax.fill_between(steps, mean - below, mean + above, color=COLOURS[colour], alpha=0.18, linewidth=0)
     ax.plot(steps, mean, color=COLOURS[colour], marker="o", markersize=4)
     ax.set(xlabel="step")
+    ax.locator_params(axis="x", integer=True)
     ax.margins(y=0.1)

@@ -32,6 +32,8 @@ def test_the_lines_are_the_means_and_accuracy_in_percent_beside_them() -> None:
     assert list(attention.lines[0].get_ydata()) == [mean.mean for mean in trajectory.means(TITLE)]
     assert list(accuracy.lines[0].get_ydata()) == [75, 62.5, 25]
     assert len(draw_means(a_trajectory(right=None), TITLE).axes) == 1
+    attention.set_xlim(1, 3)
+    assert all(tick == int(tick) for tick in attention.get_xticks())  # there is no step 1.5
 
 
 def test_the_band_of_a_line_ends_where_the_interval_does() -> None:
