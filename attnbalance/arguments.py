@@ -20,7 +20,8 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
 
     A kind is a type, a list of one type or of a tuple of types (a collection of their instances), a dict of one type
     and one kind (a mapping), or a tuple of kinds of which any will do. A text is no collection of texts. An iterator is
-    one only where the parameter's annotation is an `Iterable`: elsewhere it may be gone through twice.
+    one only where the parameter's annotation is an `Iterable`: elsewhere it may be gone through twice. Parameters whose
+    annotation is `bool` must be True or False, and are checked first: the text "no" would count as true.
 
     >>> @expects(count=int)
     ... def double(count):
@@ -33,13 +34,15 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         signature = inspect.signature(function)
         once = {name for name, parameter in signature.parameters.items() if "Iterable" in str(parameter.annotation)}
+        flags = [name for name, parameter in signature.parameters.items() if parameter.annotation == "bool"]
+        checks = {**dict.fromkeys(flags, bool), **kinds}
         *_, outer, own = ("", *function.__qualname__.split("."))
         called = outer if own == "__init__" else own if outer in ("", "<locals>") else f"{outer}.{own}"
 
         @functools.wraps(function)
         def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             given = signature.bind(*args, **kwargs).arguments
-            for name, kind in kinds.items():
+            for name, kind in checks.items():
                 if name in given and not fits(given[name], kind, name in once):
                     got = f"{given[name]!r:.100} ({type(given[name]).__name__})"
                     raise ArgumentError(

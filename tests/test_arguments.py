@@ -52,6 +52,17 @@ def test_arguments_of_the_right_kind_pass_however_they_are_given() -> None:
     assert taking.__doc__ == "What it was given."
 
 
+def test_a_flag_is_true_or_false_and_no_text_that_counts_as_true() -> None:
+    @expects(count=int)
+    def asking(count: int, loud: bool = False) -> bool:
+        return loud
+
+    assert asking(1, loud=True)
+    assert not asking(1, False)
+    with pytest.raises(ArgumentError, match=r"asking: loud must be bool, got 'no' \(str\)"):
+        asking("1", loud="no")  # pyright: ignore[reportArgumentType]
+
+
 def test_an_iterator_is_taken_only_where_it_is_gone_through_once() -> None:
     @expects(parts=[str])
     def joining(parts: Iterable[str]) -> str:
@@ -148,6 +159,26 @@ for function, values in {
             assert " must be " in str(error), error
         else:
             raise AssertionError((function, value))
+
+made_by_functions = {"AttentionRows", "HookedModel", "Prompt", "Run"}
+flags = 0
+for name in sorted(set(ab.__all__) - made_by_functions):
+    function = getattr(ab, name)
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        continue
+    needed = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    for flag in (p.name for p in parameters if p.annotation in ("bool", bool)):
+        for text in ("no", 1):
+            try:
+                function(*[object()] * len(needed), **{flag: text})
+            except ab.AttnBalanceError as error:
+                assert f"{flag} must be bool, got {text!r}" in str(error), (function, error)
+                flags += 1
+            else:
+                raise AssertionError((function, flag))
+assert flags > 80, flags
 """
 
 

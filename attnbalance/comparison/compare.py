@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from attnbalance.arguments import expects
 from attnbalance.comparison.caveats import caveats
 from attnbalance.comparison.comparison import Comparison
 from attnbalance.comparison.known_readings import chosen_readings
@@ -25,6 +26,7 @@ from attnbalance.report.readings_table import write_readings
 KIND = "curve"
 
 
+@expects()
 def compare(
     specs: Sequence[ModelSpec],
     facts: FactSet,

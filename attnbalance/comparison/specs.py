@@ -11,7 +11,7 @@ from typing import Any
 
 from attnbalance.data.facts import FactSet
 from attnbalance.data.scoring import WHOLE_WORDS
-from attnbalance.errors import DataError, ModelError
+from attnbalance.errors import ArgumentError, DataError, ModelError
 from attnbalance.files.outputs import MARKER, check_saved, read_json
 from attnbalance.models.fingerprint import files_fingerprint, hub_file
 from attnbalance.models.hooked import HookedModel
@@ -76,7 +76,10 @@ class MeasureSettings:
     scoring: str = WHOLE_WORDS
 
     def __post_init__(self) -> None:
-        """Refuse a seed that some generator would not take, and a scoring of answers that are not asked for."""
+        """Refuse texts for True or False, unusable seeds, and a scoring of answers that are not asked for."""
+        for name in ("chat", "recall", "trust_remote_code"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ArgumentError(f"MeasureSettings: {name} must be bool, got {value!r} ({type(value).__name__})")
         check_seed(self.seed)
         if self.scoring != WHOLE_WORDS and not self.recall:
             raise DataError(f"scoring {self.scoring!r} does nothing without answers; ask for them (`recall=True`)")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from attnbalance.arguments import expects
 from attnbalance.comparison.caveats import caveats, unlike_tokens
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
@@ -36,6 +37,7 @@ WITHOUT: Mapping[str, str] = {
 """For each template with a context, that of the same question without it."""
 
 
+@expects()
 def compare_context(
     specs: Sequence[ModelSpec],
     conflicts: FactSet,

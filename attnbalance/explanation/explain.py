@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from attnbalance.arguments import expects
 from attnbalance.comparison.caveats import caveats
 from attnbalance.comparison.compare import write_curves, write_numbers
 from attnbalance.comparison.comparison import Comparison
@@ -43,6 +44,7 @@ from attnbalance.report.readings_table import write_readings
 KIND = "explain"
 
 
+@expects()
 def explain(
     before: ModelSpec,
     after: ModelSpec,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnbalance.arguments import expects
 from attnbalance.data.bpe_tokenizer import check_vocabulary, train_tokenizer
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.statements import World
@@ -73,6 +74,7 @@ POPQA_RECIPE = Recipe(vocabulary=4000, steps=600, batch_size=128)
 """For PopQA's relations country, sport and occupation (1,902 facts), stated with power 0.5."""
 
 
+@expects()
 def pretrain(
     world: World,
     out: str | Path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -82,26 +82,33 @@ def same_with_cache(model: Module) -> bool:
     """Whether the model's generation has the same logits with its cache as without it.
 
     A cache of the keys and values of all tokens is trusted. Others (sliding windows, recurrent states) are tried with
-    greedy answers to two prompts of random tokens, in one batch that is padded left. The longer one crosses the windows
-    of up to `length_thresholds.FARTHEST` tokens that the configuration names, since some families keep only a window's
-    keys although they attend to all (a Llama with `sliding_window`). The logits of an answer are compared until its two
-    ways choose different tokens. Tolerance: `TOLERANCE`, relative to the largest logit; so in 16 bits a cache whose
-    faults are as small as rounding is trusted (zamba2's are 1% of the largest logit). The cache is also trusted if the
-    family cannot generate such answers at all, and if logits are NaN or infinite.
+    greedy answers to a prompt of random tokens, and to two in one batch that is padded left. The longer one crosses the
+    windows of up to `length_thresholds.FARTHEST` tokens that the configuration names, since some families keep only a
+    window's keys although they attend to all (a Llama with `sliding_window` or such `layer_types`). The logits of an
+    answer are compared until its two ways choose different tokens. Tolerance: `TOLERANCE`, relative to the largest
+    logit; so in 16 bits a cache whose faults are as small as rounding is trusted (zamba2's are 1% of the largest
+    logit). The cache is also trusted if the family cannot generate such answers without it, and if logits are NaN or
+    infinite.
     """
     base = base_of(model)
-    batch = pad(_random_prompts(base, _crossing(base)), padding_side="left")
+    prompts = _random_prompts(base, _crossing(base))
     with evaluating(model):
-        try:
-            if read_prefix(model, batch.input_ids[0].tolist()) is not None:
+        with suppress(Exception):  # whatever a family's own code raises
+            if read_prefix(model, prompts[0].ids) is not None:
                 return True
-            whole = _answer(base, batch, use_cache=False)
-        except Exception:  # whatever a family's own code raises
-            return True
-        try:
-            cached = _answer(base, batch, use_cache=True)
-        except Exception:
-            return False
+        return all(_answers_alike(base, pad(prompts[:count], padding_side="left")) for count in (1, 2))
+
+
+def _answers_alike(base: PreTrainedModel, batch: PromptBatch) -> bool:
+    """Whether greedy answers to a batch have the same logits with the cache as without it."""
+    try:
+        whole = _answer(base, batch, use_cache=False)
+    except Exception:  # whatever a family's own code raises
+        return True
+    try:
+        cached = _answer(base, batch, use_cache=True)
+    except Exception:
+        return False
     if not all(bool(logits.amax(1).isfinite().all()) for logits in whole):
         return True
     return _are_close_until_they_part(cached, whole, TOLERANCE.get(base.dtype, 5e-2))

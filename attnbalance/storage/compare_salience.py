@@ -6,6 +6,7 @@ import gc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from attnbalance.arguments import expects
 from attnbalance.comparison.caveats import caveats, unlike_tokens
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
@@ -31,6 +32,7 @@ from attnbalance.storage.sentences import answer, left_out
 KIND = "salience"
 
 
+@expects()
 def compare_salience(
     specs: Sequence[ModelSpec],
     facts: FactSet,

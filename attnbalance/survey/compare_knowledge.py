@@ -6,6 +6,7 @@ import gc
 from collections.abc import Sequence
 from pathlib import Path
 
+from attnbalance.arguments import expects
 from attnbalance.comparison.caveats import caveats, unlike_tokens
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
@@ -28,6 +29,7 @@ from attnbalance.survey.tables import answer, as_json, table
 KIND = "knowledge"
 
 
+@expects()
 def compare_knowledge(
     specs: Sequence[ModelSpec],
     facts: FactSet,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from attnbalance.arguments import expects
 from attnbalance.comparison.caveats import caveats
 from attnbalance.comparison.compare import write_numbers
 from attnbalance.comparison.comparison import Comparison
@@ -29,6 +30,7 @@ from attnbalance.trajectory.trajectory import Trajectory
 KIND = "trajectory"
 
 
+@expects()
 def compare_checkpoints(
     where: str | Path | Sequence[str | Path],
     facts: FactSet,

@@ -77,7 +77,7 @@ def test_a_cache_that_answers_otherwise_than_whole_passes_is_not_used(family: st
         generate(hooked, prompts, max_new_tokens=2, batch_size=2, edit=lambda _: lambda _, row: row)
 
 
-@pytest.mark.parametrize("window", [8, 24, 48, -4])
+@pytest.mark.parametrize("window", [8, 24, 48, -4, -100])
 def test_a_cache_of_a_window_is_trusted_only_where_attention_has_that_window(window: int) -> None:
     """Transformers keeps only a window's keys wherever `sliding_window` is named, but Llama attends to all tokens.
 
