@@ -12,6 +12,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from attnbalance.arguments import expects
 from attnbalance.data.lines import is_blank
@@ -71,7 +72,7 @@ class Fact:
         """The first accepted answer: the one that finetuning trains."""
         return self.answers[0]
 
-    @property
+    @cached_property
     def folded_answers(self) -> tuple[str, ...]:
         """The accepted answers without case, composed (NFC), with single spaces: whether two facts share one."""
         folded = (unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold()) for text in self.answers)

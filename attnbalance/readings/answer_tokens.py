@@ -25,7 +25,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError
-from attnbalance.readings.distinguishing_tokens import appended, comparisons, shared_length, visible
+from attnbalance.readings.distinguishing_tokens import appended, blank_tokens, comparisons, shared_length, visible
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,9 @@ class AnswerTokens:
     """For each prompt, the first token at which its answer differs from others, and the tokens of those others.
 
     Attributes:
-        encodings: The prompts' tokens, followed by those that all answers of the relation begin with (mostly none).
-        candidates: Each relation's tokens, one for each answer that differs at that token.
+        encodings: The prompts' tokens, followed by those that all compared answers begin with (mostly none).
+        candidates: Each relation's tokens: those of the prompts' answers and of the answers that these are compared
+            with.
         answer: For each prompt, the index of its answer's token in its relation's candidates.
         others: For each prompt, the indices of the wrong answers' tokens in its relation's candidates. An answer is
             wrong if its fact shares no accepted answer with this one, ignoring case.
@@ -42,7 +43,7 @@ class AnswerTokens:
             of the answer, or of another right one (the first answer of facts that all share an accepted one with this);
             or only one of the two begins with a token that shows no character.
         tokenizer: The tokenizer of all these tokens.
-        compared: All prompts whose answers are candidates; those of parts (see `at`) are among them.
+        compared: All prompts whose answers were compared; those of parts (see `at`) are among them.
         weights: For each prompt, the weights of the wrong answers in their mean. None: equal weights, which give the
             logit difference; probabilities give the margin.
     """
@@ -71,7 +72,7 @@ class AnswerTokens:
         return tuple(self.candidates[p.fact.relation][i] for p, i in zip(self.prompts, self.answer, strict=True))
 
     def at(self, indices: Sequence[int]) -> AnswerTokens:
-        """The answer tokens of some of the prompts, still compared with all answers of their relations."""
+        """The answer tokens of some of the prompts, still compared with the same answers."""
         return replace(
             self,
             encodings=tuple(self.encodings[i] for i in indices),
@@ -132,31 +133,33 @@ def make_answer_tokens(
     encodings, answers, bad = list(compared.encodings[:count]), compared.answers.ids, list[tuple[int, str]]()
     positions, answer, ambiguous = dict[str, dict[int, int]](), [0] * count, 0
     others: list[tuple[int, ...]] = [()] * count
+    blank = blank_tokens(compared)
     for own, indices in comparisons(compared, count):
         shared = shared_length([answers[i] for i in indices])
         inseparable = _inseparable(compared, answers, indices, shared, tokenizer.eos_token_id)
         if shared is None or inseparable:
             bad += [(i, why) for i, why in inseparable if i < count] or [(i, inseparable[0][1]) for i in own]
             continue
-        relation = compared[own[0]].fact.relation
-        position = positions.setdefault(relation, {})
-        told = sorted(_compared(compared, indices, shared, tokenizer))
+        position = positions.setdefault(compared[own[0]].fact.relation, {})
+        told = sorted(_compared(compared, own, indices, shared, blank))
         for _, _, token, _, _ in told:
             position.setdefault(token, len(position))
-        for i, start, token, wrong, untold in (each for each in told if each[0] < count):
+        for i, start, token, wrong, untold in told:
             answer[i] = position[token]
             others[i] = tuple(sorted(position.setdefault(other, len(position)) for other in wrong))
             ambiguous += untold
             encodings[i] = appended(encodings[i], answers[i][:start], tokenizer)
             if not wrong:
                 how = "begins like one that is accepted" if untold else "is accepted"
-                bad.append((i, f"every answer of relation {relation!r} {how} for {compared[i].fact.subject!r}"))
+                fact, every = compared[i].fact, "every compared answer" if among else "every answer"
+                bad.append((i, f"{every} of relation {fact.relation!r} {how} for {fact.subject!r}"))
     if bad:
+        with_others = "compare them with" if among else "add"
         raise BadRowsError(
             "facts have no other answer in their relation",
             sorted(bad),
             count,
-            "add facts of the relation with other answers, or drop and count these (`skip_bad=True`)",
+            f"{with_others} facts of the relation with other answers, or drop and count these (`skip_bad=True`)",
         )
     candidates = {relation: tuple(position) for relation, position in positions.items()}
     return AnswerTokens(tuple(encodings), candidates, tuple(answer), tuple(others), ambiguous, tokenizer, compared)
@@ -181,32 +184,35 @@ def weigh_by_probability(
 
 
 def _compared(
-    prompts: PromptSet, indices: Sequence[int], shared: int, tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSet, own: Sequence[int], indices: Sequence[int], shared: int, blank: Collection[int]
 ) -> Iterator[tuple[int, int, int, tuple[int, ...], bool]]:
-    """How each answer of a relation is compared: prompt, index of its token, the token, the rivals' tokens, ambiguity.
+    """How some answers of a relation are compared: prompt, index of its token, the token, rivals' tokens, ambiguity.
 
-    Answers are compared with those whose first visible token stands at the same index, or with all at the index
-    `shared` where none of those is a rival. The last is whether a wrong answer is left out.
+    Each answer of `own` is compared with those of `indices` whose first visible token stands at the same index, or with
+    all at the index `shared` where none of those is a rival. The last is whether a wrong answer is left out.
     """
-    end, answers = tokenizer.eos_token_id, prompts.answers.ids
-    starts = _starts({i: answers[i] for i in indices}, shared, tokenizer)
-    for start in sorted({shared, *starts.values()}, reverse=True):
+    end, answers = prompts.tokenizer.eos_token_id, prompts.answers.ids
+    starts = _starts({i: answers[i] for i in indices}, shared, blank)
+    asked = dict.fromkeys(own)
+    for start in sorted({shared, *(starts[i] for i in own)}, reverse=True):
         alike = indices if start == shared else [i for i in indices if starts[i] == start]
         tokens: list[int] = [(*answers[i], end)[start] for i in alike]  # pyright: ignore[reportAssignmentType]
-        rivals = _others([prompts[i].fact for i in alike], tokens)
-        for i, token, (wrong, untold) in zip(alike, tokens, rivals, strict=True):
-            if starts[i] == start and not wrong and start != shared:
+        here = [k for k, i in enumerate(alike) if i in asked and starts[i] == start]
+        rivals = _others([prompts[i].fact for i in alike], tokens, here)
+        for k, (wrong, untold) in zip(here, rivals, strict=True):
+            i = alike[k]
+            if not wrong and start != shared:
                 starts[i] = shared
-            elif starts[i] == start:
-                yield i, start, token, wrong, bool(untold) or len(alike) < len(indices)
+            else:
+                yield i, start, tokens[k], wrong, bool(untold) or len(alike) < len(indices)
 
 
-def _starts(answers: Mapping[int, tuple[int, ...]], shared: int, tokenizer: PreTrainedTokenizerBase) -> dict[int, int]:
+def _starts(answers: Mapping[int, tuple[int, ...]], shared: int, blank: Collection[int]) -> dict[int, int]:
     """At which of its tokens each answer of a relation is compared, by prompt: the first that shows a character.
 
     Where all answers with such a token at one index have the same one, or some have none, it is the token at `shared`.
     """
-    starts = {i: visible(answer, shared, tokenizer) for i, answer in answers.items()}
+    starts = {i: visible(answer, shared, blank) for i, answer in answers.items()}
     tokens: dict[int, set[int]] = {}
     for i, start in starts.items():
         tokens.setdefault(start, set()).add(answers[i][start] if start < len(answers[i]) else -1)
@@ -226,10 +232,13 @@ def _inseparable(
     return [(i, f"{prompts[i].fact.answer!r} {reason}") for i in indices if len(answers[i]) == shared]
 
 
-def _others(facts: Sequence[Fact], own: Sequence[int]) -> Iterator[tuple[tuple[int, ...], set[int]]]:
-    """For each fact of a relation, the indices of wrong answers' tokens, and of those that right answers have too.
+def _others(
+    facts: Sequence[Fact], own: Sequence[int], asked: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], set[int]]]:
+    """For some facts of a relation, the indices of wrong answers' tokens, and of those that right answers have too.
 
-    `own` holds the index of each fact's token; for which answers are right, see `AnswerTokens.ambiguous`.
+    `own` holds the index of each fact's token, `asked` which facts are meant; for which answers are right, see
+    `AnswerTokens.ambiguous`.
     """
     accepted = [fact.folded_answers for fact in facts]
     tokens_of: dict[tuple[str, ...], set[int]] = {}  # several, if one answer is spelled in several ways
@@ -238,19 +247,21 @@ def _others(facts: Sequence[Fact], own: Sequence[int]) -> Iterator[tuple[tuple[i
     tokens = Counter(index for indices in tokens_of.values() for index in indices)
     firsts = Counter(answers[0] for answers in tokens_of)
     told = {}
-    for answers, alike in _same_answers(tokens_of).items():
+    for answers, alike in _same_answers(tokens_of, dict.fromkeys(accepted[k] for k in asked)).items():
         own_tokens = Counter(index for each in alike for index in tokens_of[each])
         own_firsts = Counter(each[0] for each in alike)
         wrong = {index for index, count in tokens.items() if count > own_tokens[index]}
         right = set[int]().union(*(tokens_of[each] for each in alike if firsts[each[0]] == own_firsts[each[0]]))
         told[answers] = tuple(sorted(wrong - right)), wrong & right
-    return (told[answers] for answers in accepted)
+    return (told[accepted[k]] for k in asked)
 
 
-def _same_answers(accepted: Collection[tuple[str, ...]]) -> Mapping[tuple[str, ...], set[tuple[str, ...]]]:
-    """For the answers that a fact accepts, all sets of accepted answers that share one of them."""
+def _same_answers(
+    accepted: Collection[tuple[str, ...]], asked: Collection[tuple[str, ...]]
+) -> Mapping[tuple[str, ...], set[tuple[str, ...]]]:
+    """For the answers that an asked fact accepts, all sets of accepted answers that share one of them."""
     holding: dict[str, set[tuple[str, ...]]] = {}
     for answers in accepted:
         for text in answers:
             holding.setdefault(text, set()).add(answers)
-    return {answers: set.union(*(holding[text] for text in answers)) for answers in accepted}
+    return {answers: set.union(*(holding[text] for text in answers)) for answers in asked}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -12,33 +12,35 @@ from attnbalance.data.tokens import Encoding
 
 
 def distinguishing_tokens(prompts: PromptSet, count: int) -> tuple[list[Encoding], tuple[int, ...]]:
-    """Each prompt, followed by the tokens that all answers of its relation begin with, and its answer's next token.
+    """The first `count` prompts, each followed by the tokens that the compared answers share, and its next token.
 
-    Of `prompts`, these are the first `count`. The token is the first at which any two of the answers differ that are
-    compared (see `comparisons`), as in `make_answer_tokens`. A token that shows no character is appended to the prompt
-    too: SentencePiece puts a bare "▁" before digits and, in some vocabularies, before capitals, which distinguishes no
-    answers. For an answer that ends earlier, the token is the end of sequence, or the answer's last token if the
-    tokenizer has none. Raises `BadRowsError` for prompts that merge with their answer.
+    Of the answers that are compared (see `comparisons`), all begin with the same tokens, mostly none. These are
+    appended to the prompt, and the next token of its own answer is what tells it from others, as in
+    `make_answer_tokens`. A token that shows no character is appended too: SentencePiece puts a bare "▁" before digits
+    and, in some vocabularies, before capitals, which distinguishes no answers. For an answer that ends earlier, the
+    token is the end of sequence, or the answer's last token if the tokenizer has none. Raises `BadRowsError` for
+    prompts that merge with their answer.
     """
     encodings, answers, tokenizer = list(prompts.encodings[:count]), prompts.answers.ids, prompts.tokenizer
-    tokens = [0] * count
+    tokens, blank = [0] * count, blank_tokens(prompts)
     for own, indices in comparisons(prompts, count):
         shared = shared_length([answers[i] for i in indices]) or 0
         for i in own:
             answer = answers[i]
             whole = (*answer, tokenizer.eos_token_id) if isinstance(tokenizer.eos_token_id, int) else answer
-            start = visible(answer, min(shared, len(whole) - 1), tokenizer)
+            start = visible(answer, min(shared, len(whole) - 1), blank)
             encodings[i] = appended(encodings[i], answer[:start], tokenizer)
             tokens[i] = whole[start]
     return encodings, tuple(tokens)
 
 
 def comparisons(prompts: PromptSet, count: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Which answers are compared: indices of prompts, and indices of all prompts whose answers each is compared with.
+    """Which answers are compared: indices of prompts, and of the prompts whose answers each of these is compared with.
 
-    The first `count` prompts are read, the rest are those that they are compared with. Each is compared with itself and
-    the rest of its relation, so that it does not matter which prompts are read with it. Where nothing of a relation is
-    in the rest, its prompts are compared with one another.
+    The first `count` prompts are read; the rest are those that they are compared with. Each is compared with itself and
+    the rest of its relation, so that it does not matter which prompts are read with it. Prompts with the same answers
+    are told apart by nothing: they are given together, and one of them in the rest stands for all. Where nothing of a
+    relation is in the rest, its prompts are compared with one another.
     """
     relations: dict[str, list[int]] = {}
     for i, prompt in enumerate(prompts):
@@ -48,10 +50,12 @@ def comparisons(prompts: PromptSet, count: int) -> Iterator[tuple[list[int], lis
         if not others:
             yield own, own
             continue
-        alike: dict[tuple[object, ...], list[int]] = {}
+        key = {i: (prompts.answers.ids[i], prompts[i].fact.folded_answers) for i in indices}
+        rest = {key[i]: i for i in others}
+        alike: dict[object, list[int]] = {}
         for i in own:
-            alike.setdefault((prompts.answers.ids[i], prompts[i].fact.folded_answers), []).append(i)
-        yield from ((same, [*same, *others]) for same in alike.values())
+            alike.setdefault(None if key[i] in rest else key[i], []).append(i)  # all that are in the rest: at once
+        yield from ((same, [*same, *rest.values()]) for same in alike.values())
 
 
 def shared_length(answers: Sequence[tuple[int, ...]]) -> int | None:
@@ -62,9 +66,15 @@ def shared_length(answers: Sequence[tuple[int, ...]]) -> int | None:
     return next((k for k in range(shortest) if len({answer[k] for answer in answers}) > 1), shortest)
 
 
-def visible(answer: tuple[int, ...], start: int, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The index of the answer's first token from `start` on that shows a character, or of its last token."""
-    while start < len(answer) - 1 and not str(tokenizer.decode([answer[start]])).strip():
+def blank_tokens(prompts: PromptSet) -> set[int]:
+    """The tokens in the prompts' answers that show no character."""
+    tokens = {token for answer in prompts.answers.ids for token in answer}
+    return {token for token in tokens if not str(prompts.tokenizer.decode([token])).strip()}
+
+
+def visible(answer: tuple[int, ...], start: int, blank: Collection[int]) -> int:
+    """The index of the answer's first token from `start` on that is not blank, or of its last token."""
+    while start < len(answer) - 1 and answer[start] in blank:
         start += 1
     return start
 

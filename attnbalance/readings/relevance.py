@@ -20,7 +20,7 @@ from attnbalance.models.evaluating import without_autocast
 from attnbalance.models.forward import check_vocabulary, forward_rows
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import edited
-from attnbalance.readings.distinguishing_tokens import comparisons, distinguishing_tokens
+from attnbalance.readings.distinguishing_tokens import distinguishing_tokens
 from attnbalance.readings.reading import Reading, concatenate
 
 
@@ -59,13 +59,12 @@ def read_relevance(
     batch_size: int = 32,
     progress: bool = False,
 ) -> Relevance:
-    """The relevance of each prompt's answer, at the first token at which the answers of its relation differ.
+    """The relevance of each prompt's answer, at the first token that tells it from the answers it is compared with.
 
-    If all answers of a
-    relation begin with the same tokens, or an answer begins with a token that shows no character (a bare "▁"), these
-    are appended to the prompt, whose last token is then the query: see `distinguishing_tokens`. Only that token is
-    read. Warns if a wrong answer has the same token there: where numbers are split into digits, 1815 and 1999 share
-    their 1.
+    If all these answers begin with the same tokens, or an answer begins with a token that shows no character (a bare
+    "▁"), these are appended to the prompt, whose last token is then the query: see `distinguishing_tokens`. Only the
+    next token is read. Warns if a wrong answer has the same token there: where numbers are split into digits, 1815 and
+    1999 share their 1.
 
     In a one-layer model, the gradient with respect to the probability of token j is (e_a - p)^T W_V x_j, so `subject`
     and `others` are exactly the paper's s_rel and p_rel. In deep models, the gradient includes the response of all
@@ -76,8 +75,8 @@ def read_relevance(
 
     model: the model.
     prompts: the prompts that are read.
-    among: the prompts whose answers each answer is compared with; by default, and for a relation that none of them has,
-        `prompts`.
+    among: the prompts whose answers each answer is compared with, those of its relation; by default, and for a relation
+        that none of them has, `prompts`.
     batch_size: prompts in a pass.
     progress: show a progress bar.
     """
@@ -100,18 +99,23 @@ def read_relevance(
 
 def _warn_of_alike(compared: PromptSet, encodings: Sequence[Encoding], tokens: Sequence[int]) -> None:
     """Warn how many prompts are read at a token that a wrong answer, after the same tokens, has too."""
-    end, alike = compared.tokenizer.eos_token_id, 0
-    for own, indices in comparisons(compared, len(encodings)):
-        wholes = [(*compared.answers.ids[i], end) for i in indices]
-        begun = {i: (*encodings[i].ids[len(compared.encodings[i].ids) :], tokens[i]) for i in own}
-        accepted: dict[tuple[object, ...], set[tuple[str, ...]]] = {}
-        for i, whole in zip(indices, wholes, strict=True):
-            for length in {len(begin) for begin in begun.values()}:
-                accepted.setdefault(whole[:length], set()).add(compared[i].fact.folded_answers)
-        alike += sum(
-            any(set(compared[i].fact.folded_answers).isdisjoint(answers) for answers in accepted[begin])
-            for i, begin in begun.items()
-        )
+    count, end, facts = len(encodings), compared.tokenizer.eos_token_id, [prompt.fact for prompt in compared]
+    begun = [
+        (*encoding.ids[len(asked.ids) :], token)
+        for encoding, asked, token in zip(encodings, compared.encodings, tokens, strict=False)
+    ]
+    lengths: dict[str, set[int]] = {}
+    for fact, beginning in zip(facts, begun, strict=False):
+        lengths.setdefault(fact.relation, set()).add(len(beginning))
+    accepted: dict[tuple[str, tuple[object, ...]], set[tuple[str, ...]]] = {}
+    elsewhere = {fact.relation for fact in facts[count:]}
+    for i, (fact, ids) in enumerate(zip(facts, compared.answers.ids, strict=True)):
+        for length in lengths.get(fact.relation, ()) if i >= count or fact.relation not in elsewhere else ():
+            accepted.setdefault((fact.relation, (*ids, end)[:length]), set()).add(fact.folded_answers)
+    alike = sum(
+        any(set(fact.folded_answers).isdisjoint(others) for others in accepted.get((fact.relation, beginning), ()))
+        for fact, beginning in zip(facts, begun, strict=False)
+    )
     if alike:
         warnings.warn(
             f"relevance is read at one token of each answer: {alike} of {len(encodings)} prompts have a right answer "

@@ -101,6 +101,24 @@ def test_a_cache_of_a_window_is_trusted_only_where_attention_has_that_window(win
         assert answer == hooked.tokenizer.decode(ids[0, len(encoding.ids) :], skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("other", ["sliding_attention", "chunked_attention"])
+def test_a_cache_of_layers_with_windows_that_the_family_ignores_is_not_used(other: str) -> None:
+    """Its two lengths of keys break a padded batch; prompts of one length were answered from a cut cache."""
+    config = tiny_config("llama", sliding_window=8, attention_chunk_size=8)
+    config.layer_types = ["full_attention", other][: config.num_hidden_layers]
+    model = AutoModelForCausalLM.from_config(config).eval()
+    hooked = load_model(model, tokenizer=tiny_tokenizer())
+    (prompt,) = make_prompts(FACTS[:1], "Long ago, in the days of old, in the north of the land: {question}")
+    (answer,) = generate(hooked, [prompt], max_new_tokens=8, batch_size=1)
+    (encoding,) = encode([prompt], hooked.tokenizer)
+    ids = torch.tensor([encoding.ids])
+    for _ in range(8):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+    assert answer == hooked.tokenizer.decode(ids[0, len(encoding.ids) :], skip_special_tokens=True)
+    assert not hooked.answers_from_cache
+
+
 def test_a_cache_is_trusted_if_rounding_decides_between_two_tokens() -> None:
     """A sliding window in 16 bits: noise as of another kernel, half the tolerance, changes which token is likelier."""
     parted = 0

@@ -73,6 +73,12 @@ def test_among_other_prompts_each_is_compared_behind_what_it_shares_with_them() 
     assert among.tokens == ids("York Paris")
     assert [encoding.ids for encoding in among.encodings] == [ids("city Spain : New"), ids("city France :")]
     assert [among.candidates["city"][k] for others in among.others for k in others] == [*ids("Delhi New")]
+    assert among.ambiguous == 0
+    others = prompts(("Italy", "New Delhi"), ("India", "Delhi"))
+    assert make_answer_tokens(read, words(eos_token="</s>"), among=others).ambiguous == 1  # "New" is Italy's too
+    accepting = prompts(("Spain", "Madrid", "Paris", "Rome"))
+    with pytest.raises(BadRowsError, match="every compared answer of relation 'city' is accepted for 'Spain'\ncompare"):
+        make_answer_tokens(accepting, words(eos_token="</s>"), among=prompts(("France", "Paris"), ("Italy", "Rome")))
     with pytest.raises(BadRowsError, match="(?s)1 of 2 facts .*relation 'city' has the one answer 'Paris'"):
         make_answer_tokens(read, words(eos_token="</s>"), among=prompts(("Italy", "Paris")))
     with pytest.raises(BadRowsError, match="(?s)1 of 1 facts .*'New' is how other answers begin"):

@@ -49,3 +49,9 @@ def test_prompts_of_one_answer_are_compared_at_once_and_relations_without_a_rest
         alike = [([0], [0, 5]), ([1], [1, 5]), ([2], [2, 5])]
     assert list(comparisons(prompts, 5)) == [*alike, ([3, 4], [3, 4])]
     assert list(comparisons(prompts, 6)) == [([0, 1, 2, 5], [0, 1, 2, 5]), ([3, 4], [3, 4])]
+
+
+def test_two_spellings_of_one_answer_are_compared_apart() -> None:
+    added, tokens = read(asked(("New York", "new york", "New Delhi"), "a"), 2)
+    assert not "".join(added[1])  # nothing is shared with "New Delhi"
+    assert ("".join(added[0]), tokens[0]) == ("New", "Y")

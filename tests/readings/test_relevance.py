@@ -249,6 +249,19 @@ def test_answers_that_share_the_token_that_is_read_are_counted(years: tuple[str,
     assert push.isfinite().all()
 
 
+@pytest.mark.parametrize(("among", "alike"), [(("2001", "314"), 0), (("2001", "1777"), 2), (("2001", "1999"), 1)])
+def test_tokens_shared_with_answers_that_are_read_too_are_not_counted_among_others(
+    among: tuple[str, ...], alike: int
+) -> None:
+    tokenizer, prompts = tiny_tokenizer("metaspace"), spaced(("1999", "1815", *among))
+    model = load_model(tiny_model("llama"), tokenizer=tokenizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read_relevance(model, prompts[:2], among=prompts[2:])
+    told = [str(warning.message) for warning in caught if "relevance is read at one token" in str(warning.message)]
+    assert [text.partition(":")[2].split()[:3] for text in told] == ([[str(alike), "of", "2"]] if alike else [])
+
+
 @pytest.mark.parametrize("family", DEEP)
 def test_batch_size_and_order_change_no_relevance(family: str) -> None:
     hooked, prompts = load_model(tiny_model(family), tokenizer=tiny_tokenizer()), tiny_prompts()

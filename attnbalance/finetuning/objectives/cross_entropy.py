@@ -40,9 +40,9 @@ def weighted_cross_entropy(forward: ForwardPass, term: Term) -> Float[Tensor, " 
     0, see `read_relevance`), 1 for the others. In the one-layer model of Theorem 4.5 of Ghosal et al. 2024 these are
     the facts with s_rel < p_rel, and training on them takes attention off the subject. salience: the fact's rank by
     value salience in context among the training facts, 0 to 1. Either reading compares an answer with those of the
-    training facts, also in evaluation; there, facts of a relation without training facts are compared with one another,
-    and salience ranks them all the same. Weights are computed once, from the base; signs may change during training. A
-    fact of weight 0 is not learned.
+    training facts, also in evaluation. There, facts of a relation without training facts are compared with one another,
+    and still ranked among the training facts. Weights are computed once, from the base; signs may change during
+    training. A fact of weight 0 is not learned.
     """
     return forward.losses() * forward.target(term.key)[forward.example]
 

@@ -47,7 +47,8 @@ def add_targets(
         batch_size: Examples of one forward pass.
         seed: Seed that draws the few shots, once for each relation.
         among: The training examples, with their targets, if `examples` are others: these then take their few shots
-            and their relations' forms from them, and the ranks of `weighted-ce(salience)` are among theirs.
+            and their relations' forms from them, `weighted-ce` compares their answers with theirs, and the ranks of
+            `weighted-ce(salience)` are among theirs.
         folder: Where numbers that fill more than half a GiB are kept, in files that are removed with them; by default
             the system's folder for temporary files.
         progress: Whether to draw progress bars.
