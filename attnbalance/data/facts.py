@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from attnbalance.arguments import expects
+from attnbalance.arguments import expects, fits
 from attnbalance.data.lines import is_blank
-from attnbalance.errors import DataError
+from attnbalance.errors import ArgumentError, DataError
 from attnbalance.seeds import check_seed
 
 
@@ -162,6 +162,11 @@ class FactSet:
     facts: tuple[Fact, ...]
     name: str = "facts"
     dropped: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse anything that is no collection of facts."""
+        if not fits(self.facts, [Fact]):
+            raise ArgumentError(f"FactSet: facts must be a collection of Fact, got {self.facts!r:.100}")
 
     def __len__(self) -> int:
         """Number of facts."""

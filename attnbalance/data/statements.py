@@ -99,8 +99,10 @@ class World:
         """`count` statements drawn with replacement: a fact by weight, then one of its forms and a prefix uniformly.
 
         Forms of different shapes occur at different positions, because from a single form at a fixed position small
-        models store facts in a way that no question can retrieve.
+        models store facts in a way that no question can retrieve. Raises `DataError` for a count below 0.
         """
+        if not isinstance(count, int) or count < 0:
+            raise DataError(f"count must be a whole number >= 0, got {count!r}")
         rng = random.Random(check_seed(seed))  # noqa: S311
         drawn = rng.choices(self.facts.facts, self.weights, k=count)
         return [_state(fact, rng.choice(statement_forms(fact)), rng.choice(PREFIXES)) for fact in drawn]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -187,10 +188,17 @@ def as_examples(
 
 
 def _check_rows(rows: Sequence[Mapping[str, Sequence[int]]]) -> None:
-    """Raise `BadRowsError` for rows of uneven lists, and for labels that are other tokens than the row's own."""
+    """Raise `BadRowsError` for rows of uneven lists or other numbers, and for labels that are not the row's tokens."""
     bad = list[tuple[int, str]]()
     for i, row in enumerate(rows):
-        ids, labels = ([int(value) for value in row[name]] for name in ("input_ids", "labels"))
+        try:
+            ids, labels = ([operator.index(value) for value in row[name]] for name in ("input_ids", "labels"))
+        except TypeError:
+            bad.append((i, "input_ids and labels must be whole numbers"))
+            continue
+        if not all(value in (0, 1) for value in row.get("attention_mask", ())):
+            bad.append((i, "attention_mask must be 0 or 1"))
+            continue
         lengths = {name: len(row[name]) for name in ("input_ids", "labels", "attention_mask") if name in row}
         if len(set(lengths.values())) > 1:
             bad.append((i, "lists of different lengths: " + ", ".join(f"{name} {n}" for name, n in lengths.items())))

@@ -61,7 +61,9 @@ class ReadoutRanks:
     candidates: Int[Tensor, " prompt"]
 
     def chance(self, top: int) -> Float[Tensor, " prompt"]:
-        """The probability that an answer ranks among the first `top` in a random order."""
+        """The probability that an answer ranks among the first `top` in a random order; `top` must be >= 0."""
+        if top < 0:
+            raise DataError(f"top must be >= 0, got {top}")
         return (top / self.candidates).clamp(max=1.0)
 
 
@@ -117,15 +119,18 @@ def read_mlp_salience(
 
 @without_autocast()
 @torch.no_grad()
-@expects(model=BridgedModel, answer_tokens=AnswerTokens)
+@expects(model=BridgedModel, answer_tokens=AnswerTokens, n=int)
 def top_neurons(
     model: BridgedModel, answer_tokens: AnswerTokens, n: int = 5, *, batch_size: int = 32
 ) -> list[list[Neuron]]:
     """For each prompt, the `n` neurons that write most towards its answer at the subject's last token, in its context.
 
     Holds the activations of all neurons for these prompts, so pass few. A norm after the MLP (Gemma 2) has the scale of
-    this forward pass, without the MLP's output bias. Raises `ModelError` for mixtures of experts.
+    this forward pass, without the MLP's output bias. Raises `DataError` for `n` below 1, and `ModelError` for mixtures
+    of experts.
     """
+    if n < 1:
+        raise DataError(f"n must be >= 1, got {n}")
     W_out = model.weights.W_out
     if W_out is None:
         raise ModelError(f"{model.name} has layers without an ordinary MLP (a mixture of experts?)")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from attnbalance import Fact, FactSet
-from attnbalance.errors import DataError
+from attnbalance.errors import ArgumentError, DataError
 
 
 def fact(subject: str, relation: str = "sport", answer: str = "chess", popularity: float | None = None) -> Fact:
@@ -173,3 +173,10 @@ def test_a_draw_needs_a_seed_that_makes_it_again(seed: object) -> None:
     facts = FactSet((Fact("a", "r", ("x",)), Fact("b", "r", ("y",))))
     with pytest.raises(DataError, match="seed must be an integer"):
         facts.sample(1, seed)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_set_of_facts_holds_facts():
+    with pytest.raises(ArgumentError, match=r"FactSet: facts must be a collection of Fact, got \('a',\)"):
+        FactSet(("a",))
+    with pytest.raises(ArgumentError, match="facts must be a collection of Fact, got Fact"):
+        FactSet(fact("Rust"))

@@ -119,5 +119,12 @@ def test_a_world_that_cannot_be_drawn_from_is_refused(facts, power, message):
         World(facts, power)
 
 
+@pytest.mark.parametrize("count", [-1, 2.5])
+def test_a_number_of_statements_is_whole_and_not_negative(count):
+    with pytest.raises(DataError, match=f"count must be a whole number >= 0, got {count}"):
+        World(FACTS).statements(count)
+    assert World(FACTS).statements(0) == []
+
+
 def test_without_popularity_all_facts_may_be_stated_alike():
     assert World(FactSet((Fact("Ann", "sport", ("golf",)),)), power=0).weights == (1.0,)

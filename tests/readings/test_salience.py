@@ -266,6 +266,16 @@ def test_all_neurons_add_up_to_mlp_salience_and_the_best_come_first(
     assert top_neurons(bridged, answer_tokens, n=3, batch_size=4) == [found[:3] for found in neurons]
 
 
+def test_numbers_of_neurons_and_of_ranks_are_not_negative(answer_tokens: AnswerTokens) -> None:
+    bridged = opened(tiny_model("llama"), answer_tokens)
+    with pytest.raises(DataError, match="n must be >= 1, got -1"):
+        top_neurons(bridged, answer_tokens, n=-1)
+    ranks = read_readout_ranks(bridged, answer_tokens)
+    assert not ranks.chance(0).any()
+    with pytest.raises(DataError, match="top must be >= 0, got -1"):
+        ranks.chance(-1)
+
+
 def test_a_mixture_of_experts_has_no_neurons_to_name(answer_tokens: AnswerTokens) -> None:
     with pytest.raises(ModelError, match="mixture of experts"):
         top_neurons(opened(tiny_model("gpt_oss"), answer_tokens), answer_tokens)
