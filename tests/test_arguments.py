@@ -116,6 +116,8 @@ def test_an_argument_that_is_missing_or_unknown_is_pythons_own_error() -> None:
 PUBLIC = """
 import inspect
 import math
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 import attnbalance as ab
 from attnbalance.report.heads import show_rows
 
@@ -159,6 +161,22 @@ for function, values in {
             assert " must be " in str(error), error
         else:
             raise AssertionError((function, value))
+
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+for ids, mask, message in (
+    ([5, 6, 7.5, 8], [1, 1, 1, 1], "input_ids and labels must be whole numbers"),
+    ([5, 6, "7", 8], [1, 1, 1, 1], "input_ids and labels must be whole numbers"),
+    ([5, 6, 7, 8], ["1", "1", "1", "0"], "attention_mask must be 0 or 1"),
+    ([5, 6, 7, 8], [1, 1, 1, 0.5], "attention_mask must be 0 or 1"),
+    ([5, 6, 7, 8], [2, 1, 1, 0], "attention_mask must be 0 or 1"),
+):
+    row = {"input_ids": ids, "labels": [-100, -100, 7, 8], "attention_mask": mask}
+    try:
+        ab.as_examples([row], [None], tokenizer)
+    except ab.AttnBalanceError as error:
+        assert f"row 1: {message}" in str(error), error
+    else:
+        raise AssertionError(row)
 
 made_by_functions = {"AttentionRows", "HookedModel", "Prompt", "Run"}
 flags = 0

@@ -293,8 +293,6 @@ def test_rows_of_another_tokenization_are_shown():
         ([5, 6, 7, 8], [-100, 7, 8, -100], "label 7 at position 1 is not its token 6 or -100, the next token"),
         ([5, 6, 7, 8], [-100, -100, 9, 8], "label 9 at position 2 is not its token 7 or -100$"),
         ([5, 6, 7, 8], [-1, -1, 7, 8], "label -1 at position 0 is not its token 5 or -100$"),
-        ([5, 6, 7.5, 8], [-100, -100, 7, 8], "input_ids and labels must be whole numbers$"),
-        ([5, 6, "7", 8], [-100, -100, 7, 8], "input_ids and labels must be whole numbers$"),
         ([5, 6, 7], [-100, 6], "lists of different lengths: input_ids 3, labels 2"),
     ],
 )
@@ -302,13 +300,6 @@ def test_labels_that_are_not_the_rows_own_tokens_are_refused(ids, labels, proble
     with pytest.raises(BadRowsError) as raised:
         as_examples([{"input_ids": ids, "labels": labels}], [fact], TOKENIZER)
     assert re.search(problem, str(raised.value), re.MULTILINE)
-
-
-@pytest.mark.parametrize("mask", [["1", "1", "1", "0"], [1, 1, 1, 0.5], [2, 1, 1, 0]])
-def test_a_mask_of_anything_but_0_and_1_is_refused(mask: list[object]) -> None:
-    row = {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8], "attention_mask": mask}
-    with pytest.raises(BadRowsError, match="row 1: attention_mask must be 0 or 1"):
-        as_examples([row], [None], TOKENIZER)
 
 
 def test_labels_of_padding_may_be_anything() -> None:
