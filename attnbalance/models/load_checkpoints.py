@@ -172,6 +172,11 @@ def _check_adapter(adapter: str) -> None:
             f"adapter {adapter} was made with init_lora_weights={start!r}, which changes the weights of its base; "
             f"{ALONE}"
         )
+    if config.get("kasa_config") is not None:
+        raise ModelError(
+            f"adapter {adapter} has a kasa_config, with which peft cuts small singular values off its base's weights; "
+            f"{ALONE}"
+        )
 
 
 def _structure(base: Module) -> Callable[[], None]:

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from peft import AdaLoraConfig, KasaConfig, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft.tuners.lora.config import BdLoraConfig
 from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
 from trainers import assert_close
 from transformers import Trainer, TrainingArguments
@@ -478,6 +479,11 @@ def test_adapters_with_a_loss_of_their_own_are_refused_beside_an_objective(tmp_p
 def test_rules_for_gradients_are_refused_where_an_adapter_is_more_than_lora(tmp_path, objective):
     with pytest.raises(ModelError, match="the adapter is LORA with use_dora"):
         made(tmp_path, model=adapted(use_dora=True), objective=objective)
+    blocks = BdLoraConfig(target_modules_bd_a=["q_proj", "k_proj"], target_modules_bd_b=[], nblocks=2)
+    with pytest.raises(ModelError, match="the adapter is LORA with use_bdlora"):
+        made(tmp_path, model=adapted(use_bdlora=blocks), objective=objective)
+    with pytest.raises(ModelError, match="the adapter is LORA with kasa_config|but kasa_config cuts small"):
+        made(tmp_path, model=adapted(kasa_config=KasaConfig()), objective=objective)
     with pytest.raises(ModelError, match="of which modules_to_save trains a copy"):
         config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["v_proj"], modules_to_save=["q_proj"])
         made(tmp_path, model=get_peft_model(tiny_model("llama"), config), objective=objective)

@@ -222,6 +222,7 @@ def test_no_checkpoints_give_no_models() -> None:
     [
         ({"peft_type": "IA3"}, "is of type IA3; only LoRA adapters share a loaded base: measure it by itself"),
         ({"init_lora_weights": "olora"}, "init_lora_weights='olora', which changes the weights of its base"),
+        ({"kasa_config": {}}, "a kasa_config, with which peft cuts small singular values off its base's weights"),
     ],
 )
 def test_an_adapter_that_cannot_share_its_base_is_refused_before_anything_is_loaded(
