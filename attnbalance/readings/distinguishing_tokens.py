@@ -38,9 +38,9 @@ def comparisons(prompts: PromptSet, count: int) -> Iterator[tuple[list[int], lis
     """Which answers are compared: indices of prompts, and of the prompts whose answers each of these is compared with.
 
     The first `count` prompts are read; the rest are those that they are compared with. Each is compared with itself and
-    the rest of its relation, so that it does not matter which prompts are read with it. Prompts with the same answers
-    are told apart by nothing: they are given together, and one of them in the rest stands for all. Where nothing of a
-    relation is in the rest, its prompts are compared with one another.
+    the rest of its relation, so that it does not matter which prompts are read with it. Prompts whose answers occur in
+    the rest are given together, as are those with the same answers; of the rest, one prompt stands for all with its
+    answers. A relation that is not in the rest has its prompts compared with one another.
     """
     relations: dict[str, list[int]] = {}
     for i, prompt in enumerate(prompts):
