@@ -17,6 +17,7 @@ from attnbalance import load_model, read_attention
 from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
+from attnbalance.models.generate import generate
 from attnbalance.models.length_thresholds import length_thresholds
 
 LONGROPE = {
@@ -74,6 +75,44 @@ def test_rows_and_logits_beyond_a_threshold_equal_eager_attention_whatever_the_c
         # float32 sums in another order: 1e-6; a key more or less, or another rotation, shows as 1e-2 to 1
         torch.testing.assert_close(values[..., : len(encoding.ids)], expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(logits, whole.logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Phi3"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, shared: bool) -> None:
+    """Transformers' cache keeps the keys as they were rotated below the threshold; only Phi-3 begins anew there."""
+    tokenizer = tiny_tokenizer()
+    prompts = tiny_prompts()
+    lengths = [len(encoding.ids) for encoding in encode(prompts, tokenizer)]
+    threshold = sorted(lengths)[len(lengths) // 2] + 2
+    rotation = LONGROPE | {"original_max_position_embeddings": threshold, "long_factor": [16.0] * 4}
+    own = {"original_max_position_embeddings": threshold} if kind == "Phi3" else {}
+    config = getattr(transformers, f"{kind}Config")(
+        **GROUPED | {"head_dim": 8, "rope_parameters": rotation, "pad_token_id": None} | own
+    )
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(6.0 if weight.dim() > 1 else 1.0)
+    hooked = load_model(model, tokenizer=tokenizer)
+    assert hooked.answers_from_cache
+    assert any(length <= threshold < length + 8 for length in lengths)
+    asked = [prompt for prompt in prompts for _ in range(3)] if shared else prompts
+    answers = generate(hooked, asked, max_new_tokens=8, batch_size=3)
+    for encoding, answer in zip(encode(asked, tokenizer), answers, strict=True):
+        ids = torch.tensor([encoding.ids])
+        for _ in range(8):
+            with torch.no_grad():
+                ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        assert answer == tokenizer.decode(ids[0, len(encoding.ids) :], skip_special_tokens=True)
+    with pytest.raises(ModelError, match=f"attention changes at {threshold} tokens, where its cache does not hold"):
+        generate(hooked, prompts, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
+    short = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length + 8 < threshold]
+    beyond = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length > threshold]
+    for group in filter(None, (short, beyond)):
+        edited = generate(hooked, group, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
+        assert edited == generate(hooked, group, max_new_tokens=8, batch_size=3)
 
 
 def test_a_padded_batch_beyond_a_threshold_is_refused_by_the_model_itself() -> None:
