@@ -11,13 +11,20 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.sources.table_files import read_rows
 from attnbalance.files.outputs import MARKER, read_json
-from attnbalance.files.seals import SCALED
-from attnbalance.finetuning.runs import FACTS, KIND
+from attnbalance.files.seals import CHECKPOINT, RUN, SCALED
+from attnbalance.files.work import UNFINISHED
+from attnbalance.finetuning.runs import FACTS, NONE
 from attnbalance.models.load import load_limits
 from attnbalance.report.wording import listed
 
 SUBJECTS = 20
 """Least number of subjects whose intervals are trusted (see `benchmarks/intervals.py`)."""
+
+TRAINED = (RUN, CHECKPOINT, UNFINISHED + RUN)
+"""The kinds of folders that hold a finetuned model, or are its run's."""
+LEARNED = ("train", "replay")
+"""The parts of a split whose facts are learned."""
+NAME = {"subject", "relation"}
 
 
 def caveats(specs: Sequence[ModelSpec], prompts: Sequence[Prompt], dtypes: Mapping[str, str], *others: str) -> str:
@@ -67,36 +74,53 @@ def few_subjects(prompts: Sequence[Prompt]) -> str:
 def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> str:
     """How many questions are about training facts of models that `finetune` made, in words; empty if none is.
 
-    A fact is a training fact if the run's file of them, or of replayed ones, has its subject and relation.
+    A fact is a training fact if the run's file of them, or of replayed ones, has its subject and relation. Models whose
+    files were not found are named: a checkpoint that was copied out of its run, or whose run is not finished.
     """
     asked = [_name(prompt.fact.subject, prompt.fact.relation) for prompt in prompts]
-    counts = {spec.label: sum(map(_trained(spec).__contains__, asked)) for spec in specs}
+    trained = {spec.label: _trained(spec) for spec in specs}
+    counts = {label: sum(map(facts.__contains__, asked)) for label, (facts, _) in trained.items()}
     seen = [f"{label} was finetuned on the facts of {n:,} of these {len(asked):,}" for label, n in counts.items() if n]
-    return listed(seen) if seen else ""
+    unknown = [label for label, (_, is_known) in trained.items() if not is_known]
+    missing = f"training facts of {listed(unknown)} were not found, so these may be among them" if unknown else ""
+    return "; ".join(part for part in (listed(seen) if seen else "", missing) if part)
 
 
-def _trained(spec: ModelSpec) -> set[tuple[str, str]]:
+def _trained(spec: ModelSpec) -> tuple[set[tuple[str, str]], bool]:
     """The (subject, relation) pairs that a model was trained on, in its own run and in those that it began from.
 
-    A checkpoint's run is one of the folders above it; that of a scaled adapter is the one that it was scaled from.
+    And whether all files of them were found. A checkpoint's run is one of the folders above it; that of a scaled
+    adapter is the one that it was scaled from.
     """
     facts, seen, left = set[tuple[str, str]](), set[Path](), [spec.model, spec.adapter or spec.model]
+    recorded, read = set[str](), {NONE.sha256}
     while left:
         folder = Path(left.pop()).absolute()
-        for path in {folder, *folder.parents[:2]} - seen:
+        folders = {path for start in (folder, folder.resolve()) for path in (start, *start.parents[:2])}
+        for path in folders - seen:
             seen.add(path)
             record = read_json(path / MARKER)
             if record.get("kind") == SCALED:
-                left.append(record["config"]["adapter"])
-            elif record.get("kind") == KIND:
+                left.append(adapter := record["config"]["adapter"])
+                recorded |= set() if Path(adapter).is_dir() else {adapter}
+            elif record.get("kind") in TRAINED:
                 if isinstance(base := record.get("base"), str):
                     left.append(base)
-                files = [path / FACTS[part] for part in ("train", "replay")]
-                rows = [row for file in files if file.is_file() for row in read_rows(file)]
-                facts |= {
-                    _name(row["subject"], row["relation"]) for row in rows if {"subject", "relation"} <= row.keys()
-                }
-    return facts
+                hashes = _hashes(record)
+                recorded |= set(hashes.values())
+                for part in LEARNED:
+                    if (path / FACTS[part]).is_file():
+                        rows = read_rows(path / FACTS[part])
+                        facts |= {_name(row["subject"], row["relation"]) for row in rows if row.keys() >= NAME}
+                        read.add(hashes.get(part, NONE.sha256))
+    return facts, recorded <= read
+
+
+def _hashes(record: Mapping[str, object]) -> dict[str, str]:
+    """The hashes of the facts that a run learned, by part, as its record has them."""
+    config = record.get("config")
+    hashes = config.get("facts_sha256") if isinstance(config, dict) else None
+    return {part: str(hashes[part]) for part in LEARNED if part in hashes} if isinstance(hashes, dict) else {}
 
 
 def _name(subject: object, relation: object) -> tuple[str, str]:

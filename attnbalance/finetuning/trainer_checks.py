@@ -26,6 +26,7 @@ from attnbalance.finetuning.examples import Example
 from attnbalance.finetuning.objectives.base_model import check_start
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.finetuning.parameters import FrozenWeights, loras_of_parts, trained_in_part
+from attnbalance.models.adapter_kinds import beyond_lora
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, check_adapters, hook
 from attnbalance.models.length_thresholds import length_thresholds
@@ -35,9 +36,6 @@ LOSS = {"label_smoothing_factor": (0.0,), "loss_type": ("nll",)}
 
 PLAIN_LOSSES = ("transformers.trainer.Trainer.compute_loss", "trl.trainer.sft_trainer.SFTTrainer.compute_loss")
 """Methods of trainers that compute the cross-entropy of the labels, unless a setting says otherwise."""
-
-NOT_A_PRODUCT = ("use_dora", "lora_bias", "use_bdlora", "use_qalora", "kasa_config", "monteclora_config")
-"""Fields of peft's LoraConfig with which a weight does not change by the product of the two matrices alone."""
 
 OWN_LOSSES = ("ADALORA", "CPT", "SHADOW")
 """Types of adapters that add a loss of their own where a model is given labels."""
@@ -275,7 +273,7 @@ def _check_adapters(model: Module, objective: Objective) -> None:
                 f"objective {objective.text!r} would leave out the loss that {kind} adapters add to the model's own; "
                 "use LoRA, or train on the objective 'ce'"
             )
-        beyond = [name for name in NOT_A_PRODUCT if getattr(config, name, None)]
+        beyond = beyond_lora(config) if kind == "LORA" else []
         if objective.changes_gradients and (kind != "LORA" or beyond):
             raise ModelError(
                 f"objective {objective.text!r} acts on the product of LoRA's two matrices, but the adapter is "

@@ -1,9 +1,13 @@
-"""Which of peft's adapters make a model that can be read."""
+"""Which of peft's adapters make a model that can be read, and which are plain LoRA."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 UNREADABLE: Mapping[str, str] = {
     "POLY": "mixes its adapters by a task that each call must name",
@@ -11,6 +15,44 @@ UNREADABLE: Mapping[str, str] = {
     "XLORA": "mixes its adapters by the input, in a second pass",
 }
 """Types of adapters that are more than a change of weights, and why."""
+
+PLAIN_LORA = frozenset(
+    {
+        "task_type",
+        "peft_type",
+        "auto_mapping",
+        "peft_version",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "use_rslora",
+        "qalora_group_size",
+        "rank_pattern",
+        "alpha_pattern",
+        "bias",
+        "fan_in_fan_out",
+        "target_modules",
+        "target_parameters",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "modules_to_save",
+        "trainable_token_indices",
+        "ensure_weight_tying",
+        "runtime_config",
+        "megatron_config",
+        "megatron_core",
+        "init_lora_weights",
+        "loftq_config",
+        "eva_config",
+        "corda_config",
+        "lora_ga_config",
+    }
+)
+"""Fields of peft's LoraConfig with any of whose values a weight changes by the product of the two matrices alone."""
 
 
 def unreadable(config: Any) -> str | None:
@@ -28,3 +70,10 @@ def unreadable(config: Any) -> str | None:
             "two cannot be compared layer by layer"
         )
     return None
+
+
+def beyond_lora(config: LoraConfig) -> list[str]:
+    """The fields of a LoRA adapter that are set and may make it more than LoRA's product, such as `use_dora`."""
+    usual = type(config)()
+    named = [field.name for field in fields(config) if field.name not in PLAIN_LORA]
+    return [name for name in named if getattr(config, name) != getattr(usual, name, None)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from torch.nn import Module
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import check_model
-from attnbalance.models.fingerprint import base_name
+from attnbalance.models.fingerprint import base_name, quick_sums
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, hook
 from attnbalance.models.load import compare_tokenizers, load_model, load_tokenizer, tokenizer_differences
@@ -22,7 +22,7 @@ from attnbalance.models.load_adapter import check_adapter, check_base, put_on, s
 from attnbalance.models.load_base import LOAD_ERRORS, brief
 from attnbalance.models.swap_weights import ALONE, check_swappable, compare_weights, open_weights, swap_weights
 
-SAFE_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
+SAFE_STARTS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 """Values of LoRA's `init_lora_weights` with which loading an adapter leaves the weights of its base as they are."""
 
 
@@ -135,7 +135,7 @@ def _adapters(
     """Adapters: each put on the loaded base, and taken off before the next; None: the base itself, at first."""
     model = load(base_path)
     base, tokenizer = base_of(model.model), model.tokenizer
-    restore = _structure(base)
+    restore, sums = _structure(base), quick_sums(base)
     checked: object = None
     settings: object = None
     for adapter in adapters:
@@ -148,6 +148,7 @@ def _adapters(
             checked = wanted
         own = _own_weights(base, adapter)
         loaded, name = put_on(base, adapter, base_path), f"{base_path}+{adapter}"
+        _check_unchanged(loaded, sums, {*_weight_names(adapter)}, adapter)
         if not getattr(base, "hf_device_map", None):  # accelerate has spread the base, and put_on its adapter
             loaded = loaded.to(base.device)
         if settings != (config := read_json(Path(adapter) / "adapter_config.json")):
@@ -176,6 +177,16 @@ def _check_adapter(adapter: str) -> None:
         raise ModelError(
             f"adapter {adapter} has a kasa_config, with which peft cuts small singular values off its base's weights; "
             f"{ALONE}"
+        )
+
+
+def _check_unchanged(loaded: Module, sums: Mapping[str, int], own: Collection[str], adapter: str) -> None:
+    """Refuse an adapter that changed a weight of the base when it was put on, other than by values in its file."""
+    now = quick_sums(loaded)
+    if changed := [name for name, total in sums.items() if name not in own and now.get(name) != total]:
+        raise ModelError(
+            f"adapter {adapter} changed {changed[0]} of its base ({len(changed)} of {len(sums)} weights) when it was "
+            f"put on; {ALONE}"
         )
 
 

@@ -12,6 +12,9 @@ from attnbalance import FactSet, make_prompts
 from attnbalance.comparison.caveats import caveats, few_subjects, seen_in_training, unlike_dtypes, unlike_tokens
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import Fact
+from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.settings import FinetuneSettings
+from attnbalance.finetuning.splits import Split
 
 
 def a_run(folder: Path, facts: tuple[Fact, ...], kind: str = "finetune") -> Path:
@@ -43,6 +46,37 @@ def test_a_checkpoint_is_of_the_run_above_it_and_replayed_facts_count(tmp_path: 
     checkpoint.mkdir(parents=True)
     prompts = make_prompts(FactSet(FACTS))
     assert "the facts of 3 of these 9" in seen_in_training([ModelSpec("step 10", str(checkpoint))], prompts)
+
+
+def test_a_checkpoint_away_from_its_run_is_known_by_its_link_or_named(llama_folder: Path, tmp_path: Path) -> None:
+    split = Split("mine", FactSet(FACTS[:4]), FactSet(FACTS[4:5]), FactSet(()), 0, FactSet(FACTS[5:7]))
+    settings = FinetuneSettings(steps=2, batch_size=4, checkpoint_every=1)
+    run = finetune(llama_folder, split, tmp_path / "run", settings)
+    checkpoint, link, copy = run.checkpoints[1], tmp_path / "link", tmp_path / "copy"
+    link.symlink_to(checkpoint)
+    shutil.copytree(checkpoint, copy)
+    moved = tmp_path / "moved"
+    moved.symlink_to(run.path)
+    unfinished = tmp_path / ".work"
+    shutil.copytree(checkpoint, unfinished / "checkpoint-1")
+    (unfinished / "checkpoint-1" / "attnbalance.json").unlink()
+    record = {"kind": "unfinished finetune", "config": dict(run.config)}
+    (unfinished / "attnbalance.json").write_text(json.dumps(record))
+    prompts = make_prompts(FactSet(FACTS))
+    seen = "it was finetuned on the facts of 6 of these 9"
+    missing = "training facts of it were not found, so these may be among them"
+    for model in (run.path, checkpoint, link, moved, moved / "checkpoints" / checkpoint.name):
+        assert seen_in_training([ModelSpec("it", str(model))], prompts) == seen
+    for model in (copy, unfinished / "checkpoint-1"):
+        assert seen_in_training([ModelSpec("it", str(model))], prompts) == missing
+    assert seen_in_training([ModelSpec("it", str(copy), str(run.path))], prompts) == seen
+    scaled = a_run(tmp_path / "scaled", (), kind="scaled adapter")
+    marker = {"kind": "scaled adapter", "config": {"adapter": str(tmp_path / "gone"), "factor": 0.7}}
+    (scaled / "attnbalance.json").write_text(json.dumps(marker))
+    assert seen_in_training([ModelSpec("it", "base", str(scaled))], prompts) == missing
+    (run.path / "replay.jsonl").unlink()
+    expected = f"it was finetuned on the facts of 4 of these 9; {missing}"
+    assert seen_in_training([ModelSpec("it", str(link))], prompts) == expected
 
 
 def test_a_scaled_adapter_was_trained_on_the_facts_of_the_adapter_that_it_was_scaled_from(tmp_path: Path) -> None:

@@ -482,11 +482,25 @@ def test_rules_for_gradients_are_refused_where_an_adapter_is_more_than_lora(tmp_
     blocks = BdLoraConfig(target_modules_bd_a=["q_proj", "k_proj"], target_modules_bd_b=[], nblocks=2)
     with pytest.raises(ModelError, match="the adapter is LORA with use_bdlora"):
         made(tmp_path, model=adapted(use_bdlora=blocks), objective=objective)
+    with pytest.raises(ModelError, match="the adapter is LORA with use_qalora;"):
+        made(tmp_path, model=adapted(use_qalora=True, qalora_group_size=4), objective=objective)
     with pytest.raises(ModelError, match="the adapter is LORA with kasa_config|but kasa_config cuts small"):
         made(tmp_path, model=adapted(kasa_config=KasaConfig()), objective=objective)
     with pytest.raises(ModelError, match="of which modules_to_save trains a copy"):
         config = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["v_proj"], modules_to_save=["q_proj"])
         made(tmp_path, model=get_peft_model(tiny_model("llama"), config), objective=objective)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_rslora": True, "lora_dropout": 0.1, "bias": "all", "rank_pattern": {"q_proj": 2}},
+        {"init_lora_weights": "orthogonal", "alpha_pattern": {"k_proj": 3}, "layers_to_transform": [1]},
+        {"trainable_token_indices": [5], "target_parameters": None, "exclude_modules": ["v_proj"]},
+    ],
+)
+def test_rules_for_gradients_hold_for_every_plain_lora(tmp_path, settings):
+    assert made(tmp_path, model=adapted(**settings), objective="ce + weight-anchor").train().training_loss > 0
 
 
 def test_examples_that_a_model_reads_otherwise_beside_shorter_ones_are_refused(tmp_path):

@@ -48,6 +48,7 @@ KINDS: dict[str, dict[str, object]] = {
     "trained copy of the head": {"modules_to_save": ["lm_head"]},
     "on the embedding, which is then saved too": {"target_modules": ["embed_tokens", "q_proj"]},
     "some tokens' embeddings": {"trainable_token_indices": [5, 9]},
+    "MiCA": {"init_lora_weights": "mica"},
     "weights as parameters": {"target_modules": [], "target_parameters": ["q_proj.weight"]},
 }
 
@@ -233,6 +234,18 @@ def test_an_adapter_that_cannot_share_its_base_is_refused_before_anything_is_loa
     (other / "adapter_config.json").write_text(json.dumps(config | settings))
     with pytest.raises(ModelError, match=message):
         load_checkpoints([(str(checkpoint), str(adapters["plain"])), (str(checkpoint), str(other))])
+
+
+def test_an_adapter_that_changes_its_base_unforeseen_is_refused(
+    checkpoint: Path, adapters: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OLoRA stands for a start of a later peft that is not known to change the base."""
+    monkeypatch.setattr("attnbalance.models.load_checkpoints.SAFE_STARTS", (True, "olora"))
+    other = saved(tmp_path / "other", checkpoint, 1, init_lora_weights="olora")
+    models = load_checkpoints([(str(checkpoint), str(adapters["plain"])), (str(checkpoint), str(other))])
+    next(models)
+    with pytest.raises(ModelError, match=r"other changed model.layers.0.self_attn.\w+.weight of its base \(\d+ of \d+"):
+        next(models)
 
 
 def truncated(adapter: Path) -> None:
