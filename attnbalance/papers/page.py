@@ -120,10 +120,10 @@ def headline(figures: Sequence[PaperFigure], done: Mapping[str, Done], refused: 
     sentences = []
     for paper, score in scores(figures, done).items():
         counts = score["counts"]
-        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
+        verdicts, n = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS), sum(counts.values())
         sentences.append(
-            f"{paper}: of {sum(counts.values())} statements in the paper's setting {verdicts}"
-            if any(counts.values())
+            f"{paper}: of {n} statement{'s' if n > 1 else ''} in the paper's setting {verdicts}"
+            if n
             else f"{paper}: no statement was tested in the paper's setting"
         )
     text = "; ".join(sentences) + "." if sentences else "No figure was run."

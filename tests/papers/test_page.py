@@ -123,7 +123,7 @@ def test_papers_are_scored_apart_and_by_their_own_statements_in_their_own_settin
     }
     assert two["counts"] == {"seen": 0, "opposite": 1, "absent": 0, "cannot tell": 0}
     assert headline(figures, done, {"e": "", "d": ""}) == (
-        "One: of 4 statements in the paper's setting 3 seen, 1 opposite, 0 absent, 0 cannot tell; Two: of 1 statements "
+        "One: of 4 statements in the paper's setting 3 seen, 1 opposite, 0 absent, 0 cannot tell; Two: of 1 statement "
         "in the paper's setting 0 seen, 1 opposite, 0 absent, 0 cannot tell. Not run: d and e."
     )
     assert (
