@@ -81,12 +81,13 @@ def same_after_prefix(model: Module, kernel: str) -> bool:
 def same_with_cache(model: Module) -> bool:
     """Whether the model's generation has the same logits with its cache as without it.
 
-    A cache of the keys and values of all tokens is trusted. Others (sliding windows, recurrent states) are tried with
-    greedy answers to a prompt of random tokens, and to two in one batch that is padded left. The longer one crosses the
-    windows of up to `length_thresholds.FARTHEST` tokens that the configuration names, since some families keep only a
-    window's keys although they attend to all (a Llama with `sliding_window` or such `layer_types`). The logits of an
-    answer are compared until its two ways choose different tokens. Tolerance: `TOLERANCE`, relative to the largest
-    logit; so in 16 bits a cache whose faults are as small as rounding is trusted (zamba2's are 1% of the largest
+    A cache of the keys and values of all tokens is trusted, unless the configuration names a length at which attention
+    changes (`length_thresholds`). Others (sliding windows, recurrent states) are tried with greedy answers to a prompt
+    of random tokens, and to two in one batch that is padded left. The longer one crosses the lengths of up to
+    `length_thresholds.FARTHEST` tokens that the configuration names, since some families keep only a window's keys
+    although they attend to all (a Llama with `sliding_window` or such `layer_types`). The logits of an answer are
+    compared until its two ways choose different tokens. Tolerance: `TOLERANCE`, relative to the largest logit; so in
+    16 bits a cache whose faults are as small as rounding is trusted (zamba2's are 1% of the largest
     logit). The cache is also trusted if the family cannot generate such answers without it, and if logits are NaN or
     infinite.
     """
@@ -94,7 +95,7 @@ def same_with_cache(model: Module) -> bool:
     prompts = _random_prompts(base, _crossing(base))
     with evaluating(model):
         with suppress(Exception):  # whatever a family's own code raises
-            if read_prefix(model, prompts[0].ids) is not None:
+            if not length_thresholds(base.config).crossed and read_prefix(model, prompts[0].ids) is not None:
                 return True
         return all(_answers_alike(base, pad(prompts[:count], padding_side="left")) for count in (1, 2))
 
