@@ -18,7 +18,7 @@ from attnbalance.errors import DataError, ModelError
 from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, HeadEdit, edited
-from attnbalance.models.length_thresholds import length_thresholds
+from attnbalance.models.length_thresholds import rotation_changes
 from attnbalance.models.prefix_cache import only_settings
 from attnbalance.models.shared_prefixes import read_on, with_prefixes
 from attnbalance.models.thoughts import warn_of_thoughts
@@ -100,10 +100,10 @@ def generate(
 
     Greedy, unless `sampling` is given. An answer ends at the model's end-of-sequence tokens and at the tokenizer's. The
     model's own generation settings (sampling, penalties, lengths) are not used. A prefix that prompts share (few-shot
-    examples) is read once, where the model's cache allows it and nothing is edited. Answers that may cross a length at
-    which the model's attention changes (see `HookedModel.alike_from`) are generated without a cache: LongRoPE's keys
-    stay as they were rotated before. Raises what `HookedModel.batches` raises, and `ModelError` for a token that the
-    model does not know, for NaN logits, and for an edit where no cache is used, there or for a whole model (see
+    examples) is read once, where the model's cache allows it and nothing is edited. Answers that may cross the length
+    at which LongRoPE turns to its long factors are generated without a cache, whose keys would stay as they were
+    rotated before. Raises what `HookedModel.batches` raises, and `ModelError` for a token that the model does not know,
+    for NaN logits, and for an edit where no cache is used, there or for a whole model (see
     `HookedModel.answers_from_cache`).
 
     Arguments:
@@ -131,7 +131,7 @@ def generate(
     settings, answers, whole = _settings(model, first_line), [""] * len(encodings), [""] * len(encodings)
     if edit is not None and not model.answers_from_cache:
         raise ModelError(f"{model.name}'s answers with its cache differ from those without, so they cannot be edited")
-    changes = _length_changes(model)
+    changes = rotation_changes(base_of(model.model).config)
     with model.evaluating(), _bar(len(encodings), title, progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
         groups = [(None, list(range(len(encodings))))]
@@ -147,9 +147,9 @@ def generate(
                 settings.use_cache = model.answers_from_cache and not crossed
                 if edit is not None and crossed:
                     raise ModelError(
-                        f"{model.name}'s attention changes at {crossed[0]} tokens, where its cache does not hold, and "
-                        f"an answer of {settings.max_new_tokens} tokens to a prompt of {width} tokens crosses that "
-                        "length, so it cannot be edited; leave such prompts out"
+                        f"{model.name} rotates all tokens otherwise beyond {crossed[0]} tokens (LongRoPE), so that its "
+                        f"cache does not hold there, and an answer of {settings.max_new_tokens} tokens to a prompt of "
+                        f"{width} may cross that length. It cannot be edited; leave such prompts out"
                     )
                 cache = None if read is None else read(indices, batch)
                 if not settings.use_cache:
@@ -166,14 +166,6 @@ def generate(
                 bar.update(len(indices))
     warn_of_thoughts(prompts, whole)
     return answers
-
-
-def _length_changes(model: HookedModel) -> list[int]:
-    """The lengths in tokens at which padding changes the model's attention, or may change it, in order."""
-    if model.alike_from is None:
-        return []
-    crossed, unsure = length_thresholds(base_of(model.model).config)
-    return sorted({model.alike_from, *(length for length in (*crossed, *unsure) if length > model.alike_from)})
 
 
 def _bar(prompts: int, title: str, progress: bool) -> tqdm:

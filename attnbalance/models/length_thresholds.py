@@ -45,6 +45,23 @@ def length_thresholds(config: PreTrainedConfig) -> LengthThresholds:
     return LengthThresholds(crossed, unsure)
 
 
+def rotation_changes(config: PreTrainedConfig) -> list[int]:
+    """The lengths beyond which a model rotates all tokens otherwise (LongRoPE), in order.
+
+    Keys that were cached up to such a length do not hold beyond it.
+    """
+    return sorted(set(_long_rotations(config.get_text_config().to_dict())))
+
+
+def _long_rotations(settings: dict) -> Iterator[int]:
+    """The original lengths of LongRoPE among settings, which may be those of each type of layers."""
+    if "longrope" in (settings.get("rope_type"), settings.get("type")):
+        yield from [int(length) for name, length in settings.items() if name == "original_max_position_embeddings"]
+    for part in settings.values():
+        if isinstance(part, dict):
+            yield from _long_rotations(part)
+
+
 def _lengths(path: str, value: object) -> Iterator[tuple[str, int]]:
     """The settings whose name is one of `THRESHOLD`, by their path."""
     if isinstance(value, dict):

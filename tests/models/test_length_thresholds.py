@@ -18,7 +18,7 @@ from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
 from attnbalance.errors import ModelError
 from attnbalance.models.generate import generate
-from attnbalance.models.length_thresholds import length_thresholds
+from attnbalance.models.length_thresholds import length_thresholds, rotation_changes
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -78,13 +78,13 @@ def test_rows_and_logits_beyond_a_threshold_equal_eager_attention_whatever_the_c
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Phi3"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, shared: bool) -> None:
+@pytest.mark.parametrize(("shared", "beyond"), [(False, 2), (True, 2), (False, 0)])
+def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, shared: bool, beyond: int) -> None:
     """Transformers' cache keeps the keys as they were rotated below the threshold; only Phi-3 begins anew there."""
     tokenizer = tiny_tokenizer()
     prompts = tiny_prompts()
     lengths = [len(encoding.ids) for encoding in encode(prompts, tokenizer)]
-    threshold = sorted(lengths)[len(lengths) // 2] + 2
+    threshold = sorted(lengths)[len(lengths) // 2] + beyond
     rotation = LONGROPE | {"original_max_position_embeddings": threshold, "long_factor": [16.0] * 4}
     own = {"original_max_position_embeddings": threshold} if kind == "Phi3" else {}
     config = getattr(transformers, f"{kind}Config")(
@@ -106,13 +106,29 @@ def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, sha
             with torch.no_grad():
                 ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
         assert answer == tokenizer.decode(ids[0, len(encoding.ids) :], skip_special_tokens=True)
-    with pytest.raises(ModelError, match=f"attention changes at {threshold} tokens, where its cache does not hold"):
+    with pytest.raises(ModelError, match=rf"otherwise beyond {threshold} tokens \(LongRoPE\), so that its cache"):
         generate(hooked, prompts, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
     short = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length + 8 < threshold]
     beyond = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length > threshold]
     for group in filter(None, (short, beyond)):
         edited = generate(hooked, group, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
         assert edited == generate(hooked, group, max_new_tokens=8, batch_size=3)
+
+
+def test_only_rotations_that_change_with_length_cost_the_cache() -> None:
+    llama3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = transformers.LlamaConfig(
+        **GROUPED | {"max_position_embeddings": 2048},
+        rope_parameters=llama3 | {"original_max_position_embeddings": 600},
+    )
+    assert length_thresholds(config).unsure == [600]
+    assert rotation_changes(config) == []
+    layers = {"full_attention": LONGROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    config = transformers.Gemma3TextConfig(**GROUPED | {"head_dim": 8}, sliding_window=600, rope_parameters=layers)
+    assert rotation_changes(config) == [16]
+    phi = {"original_max_position_embeddings": 4096, "max_position_embeddings": 8192, "rope_theta": 1e4}
+    scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}  # as Phi-3's own files say it
+    assert rotation_changes(transformers.Phi3Config.from_dict(phi | {"rope_scaling": scaling})) == [4096]
 
 
 def test_a_padded_batch_beyond_a_threshold_is_refused_by_the_model_itself() -> None:
