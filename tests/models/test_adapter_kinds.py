@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
 import transformers
+from peft.tuners.lora.config import (
+    ArrowConfig,
+    BdLoraConfig,
+    KasaConfig,
+    MontecloraConfig,
+    VeloraConfig,
+)
 from tiny import tiny_tokenizer
 
 from attnbalance import load_model
 from attnbalance.errors import ModelError
-from attnbalance.models.adapter_kinds import unreadable
+from attnbalance.models.adapter_kinds import beyond_lora, unreadable
 
 TARGETS: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj"]}
 KINDS: dict[str, tuple[Any, str]] = {
@@ -42,3 +50,41 @@ def test_adapters_that_change_weights_can_be_read() -> None:
     assert str(unreadable(peft.ShadowConfig())).startswith("is of type SHADOW, which runs a second model")
     mixed = peft.XLoraConfig(task_type="CAUSAL_LM", hidden_size=8, adapters={"0": "a"})
     assert str(unreadable(mixed)).startswith("is of type XLORA, which mixes its adapters by the input")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_dora": True},
+        {"lora_bias": True},
+        {"use_bdlora": BdLoraConfig(target_modules_bd_a=["q_proj"], nblocks=2)},
+        {"use_qalora": True},
+        {"kasa_config": KasaConfig()},
+        {"monteclora_config": MontecloraConfig()},
+        {"velora_config": VeloraConfig()},
+        {"arrow_config": ArrowConfig()},
+        {"alora_invocation_tokens": [5]},
+        {"layer_replication": [(0, 2), (1, 2)]},
+    ],
+)
+def test_fields_that_make_lora_more_than_its_product_are_named(settings: dict[str, Any]) -> None:
+    assert beyond_lora(peft.LoraConfig(**TARGETS, **settings)) == list(settings)
+
+
+def test_a_field_of_a_later_peft_is_named_once_it_is_set() -> None:
+    @dataclass
+    class Later(peft.LoraConfig):
+        use_triple: bool = False
+
+    assert beyond_lora(Later(**TARGETS)) == []
+    assert beyond_lora(Later(**TARGETS, use_triple=True)) == ["use_triple"]
+
+
+def test_plain_lora_is_plain_whatever_its_sizes_and_places() -> None:
+    sizes: dict[str, Any] = {"r": 3, "lora_alpha": 5, "lora_dropout": 0.1, "use_rslora": True, "bias": "all"}
+    patterns: dict[str, Any] = {"rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 2}, "exclude_modules": ["x"]}
+    places: dict[str, Any] = {"layers_to_transform": [0], "layers_pattern": "layers", "modules_to_save": ["lm_head"]}
+    others: dict[str, Any] = {"trainable_token_indices": [3], "ensure_weight_tying": True, "fan_in_fan_out": True}
+    of_files: dict[str, Any] = {"revision": "main", "base_model_name_or_path": "base", "inference_mode": True}
+    config = peft.LoraConfig(**TARGETS, **sizes, **patterns, **places, **others, **of_files, init_lora_weights="eva")
+    assert beyond_lora(config) == []
