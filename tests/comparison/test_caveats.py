@@ -49,7 +49,7 @@ def test_a_checkpoint_is_of_the_run_above_it_and_replayed_facts_count(tmp_path: 
 
 
 def test_a_checkpoint_away_from_its_run_is_known_by_its_link_or_named(llama_folder: Path, tmp_path: Path) -> None:
-    split = Split("mine", FactSet(FACTS[:4]), FactSet(FACTS[4:5]), FactSet(()), 0, FactSet(FACTS[5:7]))
+    split = Split("mine", FactSet(FACTS[:4]), FactSet(FACTS[4:5]), FactSet(FACTS[7:8]), 0, FactSet(FACTS[5:7]))
     settings = FinetuneSettings(steps=2, batch_size=4, checkpoint_every=1)
     run = finetune(llama_folder, split, tmp_path / "run", settings)
     checkpoint, link, copy = run.checkpoints[1], tmp_path / "link", tmp_path / "copy"
@@ -74,9 +74,20 @@ def test_a_checkpoint_away_from_its_run_is_known_by_its_link_or_named(llama_fold
     marker = {"kind": "scaled adapter", "config": {"adapter": str(tmp_path / "gone"), "factor": 0.7}}
     (scaled / "attnbalance.json").write_text(json.dumps(marker))
     assert seen_in_training([ModelSpec("it", "base", str(scaled))], prompts) == missing
+    (run.path / "heldout.jsonl").unlink()
+    assert seen_in_training([ModelSpec("it", str(link))], prompts) == seen
     (run.path / "replay.jsonl").unlink()
     expected = f"it was finetuned on the facts of 4 of these 9; {missing}"
     assert seen_in_training([ModelSpec("it", str(link))], prompts) == expected
+
+
+def test_a_run_without_facts_misses_none(tmp_path: Path) -> None:
+    prompts, hashes = make_prompts(FactSet(FACTS)), {"train": FactSet(()).sha256, "validation": "abc"}
+    for number, config in enumerate(({"facts_sha256": hashes}, {"instructions": "abc"}, {"facts_sha256": None}, None)):
+        run = a_run(tmp_path / str(number), ())
+        (run / "train.jsonl").unlink()
+        (run / "attnbalance.json").write_text(json.dumps({"kind": "finetune", "config": config}))
+        assert seen_in_training([ModelSpec("it", str(run))], prompts) == ""
 
 
 def test_a_scaled_adapter_was_trained_on_the_facts_of_the_adapter_that_it_was_scaled_from(tmp_path: Path) -> None:
