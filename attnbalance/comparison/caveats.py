@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,27 +83,34 @@ def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> s
     counts = {label: sum(map(facts.__contains__, asked)) for label, (facts, _) in trained.items()}
     seen = [f"{label} was finetuned on the facts of {n:,} of these {len(asked):,}" for label, n in counts.items() if n]
     unknown = [label for label, (_, is_known) in trained.items() if not is_known]
-    missing = f"training facts of {listed(unknown)} were not found, so these may be among them" if unknown else ""
+    missing = (
+        f"training facts of {listed(unknown)} were not found, so the questions may be about them" if unknown else ""
+    )
     return "; ".join(part for part in (listed(seen) if seen else "", missing) if part)
 
 
 def _trained(spec: ModelSpec) -> tuple[set[tuple[str, str]], bool]:
-    """The (subject, relation) pairs that a model was trained on, in its own run and in those that it began from.
+    """The (subject, relation) pairs that a model was trained on, and whether all files of them were found.
 
-    And whether all files of them were found. A checkpoint's run is one of the folders above it; that of a scaled
-    adapter is the one that it was scaled from.
+    They are those of its own run and of the runs that this began from. A checkpoint's run is one of the folders above
+    it; that of a scaled adapter is the one that it was scaled from.
     """
     facts, seen, left = set[tuple[str, str]](), set[Path](), [spec.model, spec.adapter or spec.model]
     recorded, read = set[str](), {NONE.sha256}
     while left:
-        folder = Path(left.pop()).absolute()
+        folder = Path(os.path.abspath(name := left.pop()))  # without "..", whose parents are others
+        if not folder.is_dir():  # a file or a Hub id, unless a record names it with its whole path
+            recorded |= {name} if Path(name).is_absolute() and not folder.exists() else set()
+            continue
+        if name == spec.model and spec.adapter is None:  # it may be an adapter, which names its base
+            named = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+            left += [named] if isinstance(named, str) else []
         folders = {path for start in (folder, folder.resolve()) for path in (start, *start.parents[:2])}
         for path in folders - seen:
             seen.add(path)
             record = read_json(path / MARKER)
             if record.get("kind") == SCALED:
-                left.append(adapter := record["config"]["adapter"])
-                recorded |= set() if Path(adapter).is_dir() else {adapter}
+                left.append(record["config"]["adapter"])
             elif record.get("kind") in TRAINED:
                 if isinstance(base := record.get("base"), str):
                     left.append(base)

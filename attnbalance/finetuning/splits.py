@@ -112,6 +112,8 @@ def split_facts(
         raise DataError(f"split {name} holds out facts by their answers; leave `heldout` {heldout:g} out")
     if controlled_answers is not None and not name.startswith("controlled-"):
         raise DataError(f"`controlled_answers` are for controlled splits, got split {name!r}")
+    if scores is not None and name in ("random", "whole"):
+        raise DataError(f"split {name} ranks no facts; leave `scores` out, or use top or bottom")
     if scores is not None and (len(scores) != len(facts) or not all(map(math.isfinite, scores))):
         raise DataError(f"`scores` must be one finite number for each fact, got {len(scores)} for {len(facts)} facts")
     if name not in ("random", "whole") and scores is None:

@@ -76,4 +76,5 @@ def beyond_lora(config: LoraConfig) -> list[str]:
     """The fields of a LoRA adapter that are set and may make it more than LoRA's product, such as `use_dora`."""
     usual = type(config)()
     named = [field.name for field in fields(config) if field.name not in PLAIN_LORA]
-    return [name for name in named if getattr(config, name) != getattr(usual, name, None)]
+    values = {name: getattr(config, name) for name in named}
+    return [name for name, value in values.items() if value and value != getattr(usual, name)]

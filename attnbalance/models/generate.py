@@ -14,7 +14,8 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor, Logits
 from attnbalance.data.batches import PromptBatch, check_lengths
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
-from attnbalance.errors import DataError, ModelError
+from attnbalance.data.tokens import Encoding
+from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, HeadEdit, edited
@@ -102,9 +103,9 @@ def generate(
     model's own generation settings (sampling, penalties, lengths) are not used. A prefix that prompts share (few-shot
     examples) is read once, where the model's cache allows it and nothing is edited. Answers that may cross the length
     at which LongRoPE turns to its long factors are generated without a cache, whose keys would stay as they were
-    rotated before. Raises what `HookedModel.batches` raises, and `ModelError` for a token that the model does not know,
-    for NaN logits, and for an edit where no cache is used, there or for a whole model (see
-    `HookedModel.answers_from_cache`).
+    rotated before. Raises what `HookedModel.batches` raises, `BadRowsError` for an edit of such answers, and
+    `ModelError` for a token that the model does not know, for NaN logits, and for an edit of a model whose cache does
+    not agree with its whole passes (see `HookedModel.answers_from_cache`; without an edit, it is not used).
 
     Arguments:
         model: the model that answers.
@@ -132,6 +133,8 @@ def generate(
     if edit is not None and not model.answers_from_cache:
         raise ModelError(f"{model.name}'s answers with its cache differ from those without, so they cannot be edited")
     changes = rotation_changes(base_of(model.model).config)
+    if edit is not None:
+        _check_crossings(encodings, budgets, changes)
     with model.evaluating(), _bar(len(encodings), title, progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
         groups = [(None, list(range(len(encodings))))]
@@ -143,17 +146,10 @@ def generate(
             for indices, batch in model.batches(asked, batch_size, budgets=own, alike=alike):
                 settings.max_new_tokens = max(own[j] for j in indices)
                 width = batch.input_ids.shape[1]
-                crossed = [length for length in changes if width <= length < width + settings.max_new_tokens]
-                settings.use_cache = model.answers_from_cache and not crossed
-                if edit is not None and crossed:
-                    raise ModelError(
-                        f"{model.name} rotates all tokens otherwise beyond {crossed[0]} tokens (LongRoPE), so that its "
-                        f"cache does not hold there, and an answer of {settings.max_new_tokens} tokens to a prompt of "
-                        f"{width} may cross that length. It cannot be edited; leave such prompts out"
-                    )
+                settings.use_cache = model.answers_from_cache and not _crossed(changes, width, settings.max_new_tokens)
                 cache = None if read is None else read(indices, batch)
                 if not settings.use_cache:
-                    cache = None  # it may be read, but not continued
+                    cache = None  # `read` was called for what it collects
                 elif prefix is not None:
                     cache = read_on(model, prefix, batch.input_ids.to(model.device))
                 processors: list[LogitsProcessor] = [_RefuseNaN(model.name)]
@@ -183,6 +179,28 @@ def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
     return budgets
 
 
+def _crossed(changes: Sequence[int], length: int, budget: int) -> list[int]:
+    """The lengths that an answer may cross; the last of its tokens is not read."""
+    return [change for change in changes if length <= change < length + budget - 1]
+
+
+def _check_crossings(encodings: Sequence[Encoding], budgets: Sequence[int], changes: Sequence[int]) -> None:
+    """Raise `BadRowsError` for prompts whose answers may cross a change of rotation, where the cache does not hold."""
+    bad = [
+        (i, f"{len(encoding.ids)} tokens and {budget} for the answer: {encoding.prompt.text[:60]!r}...")
+        for i, (encoding, budget) in enumerate(zip(encodings, budgets, strict=True))
+        if _crossed(changes, len(encoding.ids), budget)
+    ]
+    if bad:
+        raise BadRowsError(
+            f"answers cannot be edited, since they may cross {changes[0]} tokens, where LongRoPE turns to its long "
+            "factors and the cache does not hold",
+            bad,
+            len(encodings),
+            "shorten these rows, or drop and count them (`skip_bad=True`)",
+        )
+
+
 def _settings(model: HookedModel, first_line: bool) -> GenerationConfig:
     """How tokens are generated, and which of them end an answer."""
     stops = {*stop_ids(model), *(model.line_breaks if first_line else ())}
@@ -190,7 +208,6 @@ def _settings(model: HookedModel, first_line: bool) -> GenerationConfig:
         pad_token_id=model.pad_id,
         eos_token_id=sorted(stops) or None,
         do_sample=False,
-        use_cache=model.answers_from_cache,
     )
 
 

@@ -68,6 +68,11 @@ def load_model(
             if adapter is not None:
                 compare_tokenizers(tokenizer, str(adapter))
     else:
+        if spread and not getattr(model, "hf_device_map", None):
+            raise ModelError(
+                f'device="auto" spreads a model while it is loaded, got a loaded {name}; pass its folder or Hub id, or '
+                'load it with `device_map="auto"`'
+            )
         base, loaded = name, model if dtype is None else _in_dtype(model, dtype_of(dtype))
         if adapter is None:
             _check_bare(model, name)

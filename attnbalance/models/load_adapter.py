@@ -25,7 +25,7 @@ def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pat
 
     For a GGUF file, the base is the folder that it was converted into (see `as_safetensors`). Raises `ModelError` for a
     local path that does not exist or is another file, for a folder that is both a model and an adapter, and for an
-    adapter whose base is unknown.
+    adapter whose base is unknown, or another revision of a Hub model than "main".
     """
     path = as_safetensors(path)
     folder = Path(path)
@@ -42,6 +42,8 @@ def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pat
             f"no model folder at {path}" + (f"; {folder.parent} holds {', '.join(there)}" if there else "")
         )
     if not (folder / "adapter_config.json").is_file():
+        if adapter is not None:
+            _check_revision(path, adapter)
         return path, adapter
     _refuse_both(folder)
     if adapter is not None:
@@ -52,7 +54,18 @@ def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pat
         raise ModelError(f"adapter {path} {problem}; write BASE+{path}")
     if _looks_local(base) and not Path(base).is_dir():
         raise ModelError(f"adapter {path} was made for {base}, which is not there; name the base: BASE+{path}")
+    _check_revision(base, path)
     return base, path
+
+
+def _check_revision(base: str, adapter: str | Path) -> None:
+    """Raise `ModelError` for an adapter of another revision of a Hub model than "main", which would be loaded."""
+    revision = read_json(Path(adapter) / "adapter_config.json").get("revision")
+    if revision not in (None, "main") and not Path(base).is_dir():
+        raise ModelError(
+            f"adapter {adapter} was made for revision {revision!r} of {base}, and the revision 'main' would be loaded; "
+            f"download that revision into a folder, and write FOLDER+{adapter}"
+        )
 
 
 def _refuse_both(folder: Path) -> None:

@@ -14,7 +14,7 @@ from torch.nn import Module
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import check_model
-from attnbalance.models.fingerprint import base_name, quick_sums
+from attnbalance.models.fingerprint import base_name, base_parameters, quick_sums
 from attnbalance.models.forward import base_of
 from attnbalance.models.hooked import HookedModel, hook
 from attnbalance.models.load import compare_tokenizers, load_model, load_tokenizer, tokenizer_differences
@@ -148,7 +148,7 @@ def _adapters(
             checked = wanted
         own = _own_weights(base, adapter)
         loaded, name = put_on(base, adapter, base_path), f"{base_path}+{adapter}"
-        _check_unchanged(loaded, sums, {*_weight_names(adapter)}, adapter)
+        _check_unchanged(loaded, sums, {id(tensor) for tensor, _ in own}, adapter)
         if not getattr(base, "hf_device_map", None):  # accelerate has spread the base, and put_on its adapter
             loaded = loaded.to(base.device)
         if settings != (config := read_json(Path(adapter) / "adapter_config.json")):
@@ -180,10 +180,15 @@ def _check_adapter(adapter: str) -> None:
         )
 
 
-def _check_unchanged(loaded: Module, sums: Mapping[str, int], own: Collection[str], adapter: str) -> None:
-    """Refuse an adapter that changed a weight of the base when it was put on, other than by values in its file."""
+def _check_unchanged(loaded: Module, sums: Mapping[str, int], own: Collection[int], adapter: str) -> None:
+    """Refuse an adapter that changed a weight of the base when it was put on, other than by values in its file.
+
+    `own` are the `id`s of the weights that its file holds values of; a tied weight has one name of several.
+    """
+    in_file = {name for name, parameter in base_parameters(loaded) if id(parameter) in own}
     now = quick_sums(loaded)
-    if changed := [name for name, total in sums.items() if name not in own and now.get(name) != total]:
+    changed = [name for name in sums if name in now and name not in in_file and now[name] != sums[name]]
+    if changed:
         raise ModelError(
             f"adapter {adapter} changed {changed[0]} of its base ({len(changed)} of {len(sums)} weights) when it was "
             f"put on; {ALONE}"

@@ -43,7 +43,7 @@ class PairedAccuracy:
 
 @expects(a=Recall, b=Recall)
 def compare_accuracy(a: Recall, b: Recall) -> PairedAccuracy:
-    """Compare two models' accuracy on the same prompts; raises `DataError` for different prompts, or scorings.
+    """Compare two models' accuracy on the same prompts; raises `DataError` for prompts of other ids, or other scorings.
 
     A recall does not record the dtype of its model: load both models in one dtype.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,10 +29,10 @@ def find_checkpoints(where: Sequence[str], base: str | None = None) -> dict[int,
     base: the model before training. By default the one that adapters name; full checkpoints name none, and there is no
         step 0.
 
-    A step is `global_step` of a checkpoint's trainer_state.json, otherwise the number that its name ends with. Raises
-    `ModelError` for a folder without checkpoints, a checkpoint without weights or without a step, one whose name and
-    trainer_state.json disagree, two of the same step, fewer than two of them (step 0 counts), and adapters beside full
-    checkpoints.
+    A step is `global_step` of a checkpoint's trainer_state.json, otherwise the number that its name ends with, or that
+    of the folder which it links to. Raises `ModelError` for a folder without checkpoints, a checkpoint without weights
+    or without a step, one whose name and trainer_state.json disagree, two of the same step, a base beside a full
+    checkpoint of step 0, fewer than two of them (step 0 counts), and adapters beside full checkpoints.
     """
     if base == "":
         raise ModelError("base must name a model, got an empty text")
@@ -43,6 +44,8 @@ def find_checkpoints(where: Sequence[str], base: str | None = None) -> dict[int,
     specs = {step: _spec(step, paths[step], base) for step in sorted(paths)}
     adapters = [path for path in paths.values() if _is_adapter(path)]
     before = base or (split_adapter(str(adapters[0]), None)[0] if adapters else None)
+    if base is not None and 0 in specs and not adapters:
+        raise ModelError(f"step 0 must be one model, got the base {base} and {paths[0]}; leave one out")
     if before is not None and 0 not in specs:
         specs = {0: ModelSpec("step 0", before), **specs}
     if len(specs) < 2:
@@ -72,8 +75,9 @@ def _step(path: Path) -> int:
         raise ModelError(
             f"{path} is no checkpoint: it holds neither {' nor '.join(CONFIGS)}. It may be half-written; leave it out"
         )
-    number = re.search(r"\d+$", path.resolve().name)
-    named = int(number[0]) if number else None
+    names = (Path(os.path.abspath(path)).name, path.resolve().name)  # "." has a name, and a link "latest" a target
+    numbers = [number for number in (re.search(r"\d+$", name) for name in names) if number]
+    named = int(numbers[0][0]) if numbers else None
     recorded = read_json(path / STATE).get("global_step", named)
     if not isinstance(recorded, int):
         raise ModelError(f"{path} has no step: its name must end with one (checkpoint-100), or {STATE} in it name one")

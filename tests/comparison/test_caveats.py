@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from tiny import FACTS, tiny_tokenizer
 
 from attnbalance import FactSet, make_prompts
@@ -64,7 +65,7 @@ def test_a_checkpoint_away_from_its_run_is_known_by_its_link_or_named(llama_fold
     (unfinished / "attnbalance.json").write_text(json.dumps(record))
     prompts = make_prompts(FactSet(FACTS))
     seen = "it was finetuned on the facts of 6 of these 9"
-    missing = "training facts of it were not found, so these may be among them"
+    missing = "training facts of it were not found, so the questions may be about them"
     for model in (run.path, checkpoint, link, moved, moved / "checkpoints" / checkpoint.name):
         assert seen_in_training([ModelSpec("it", str(model))], prompts) == seen
     for model in (copy, unfinished / "checkpoint-1"):
@@ -79,6 +80,36 @@ def test_a_checkpoint_away_from_its_run_is_known_by_its_link_or_named(llama_fold
     (run.path / "replay.jsonl").unlink()
     expected = f"it was finetuned on the facts of 4 of these 9; {missing}"
     assert seen_in_training([ModelSpec("it", str(link))], prompts) == expected
+
+
+def test_a_run_that_began_from_one_that_is_gone_is_named_and_other_models_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, first = make_prompts(FactSet(FACTS)), a_run(tmp_path / "first", FACTS[:2])
+    second = a_run(tmp_path / "second", FACTS[1:4])
+    missing = "training facts of it were not found, so the questions may be about them"
+    for base, said in ((str(first), ""), (str(tmp_path / "gone"), f"; {missing}"), ("owner/name", ""), ("gone", "")):
+        (second / "attnbalance.json").write_text(json.dumps({"kind": "finetune", "base": base}))
+        seen = 3 + (base == str(first))
+        expected = f"it was finetuned on the facts of {seen} of these 9{said}"
+        assert seen_in_training([ModelSpec("it", str(second))], prompts) == expected
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(second)
+    for model in ("gpt2", "owner/name", "../other"):
+        assert seen_in_training([ModelSpec("it", model)], prompts) == ""
+    assert "3 of these 9" in seen_in_training([ModelSpec("it", ".")], prompts)
+
+
+def test_an_adapter_on_a_run_was_trained_on_the_runs_facts(tmp_path: Path) -> None:
+    """One of the user's own, named by its folder, so that its base is the one that it names."""
+    run, mine, other = a_run(tmp_path / "run", FACTS[:2]), tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        folder.mkdir()
+    (mine / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(run)}))
+    prompts = make_prompts(FactSet(FACTS))
+    assert "facts of 2 of these 9" in seen_in_training([ModelSpec("it", str(mine))], prompts)
+    assert "facts of 2 of these 9" in seen_in_training([ModelSpec("it", str(run), str(mine))], prompts)
+    assert seen_in_training([ModelSpec("it", str(other), str(mine))], prompts) == ""
 
 
 def test_a_run_without_facts_misses_none(tmp_path: Path) -> None:

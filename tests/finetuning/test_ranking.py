@@ -126,3 +126,9 @@ def test_rankings_that_cannot_be_made_are_refused(by, message):
 def test_scores_must_be_one_finite_number_a_fact(scores):
     with pytest.raises(DataError, match="one finite number for each fact"):
         split_facts(FACTS, "top", scores=scores)
+
+
+@pytest.mark.parametrize("name", ["whole", "random"])
+def test_a_split_that_ranks_nothing_takes_no_scores(name):
+    with pytest.raises(DataError, match=f"split {name} ranks no facts; leave `scores` out"):
+        split_facts(FACTS, name, scores=[1.0] * len(FACTS))

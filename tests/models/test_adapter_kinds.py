@@ -86,5 +86,8 @@ def test_plain_lora_is_plain_whatever_its_sizes_and_places() -> None:
     places: dict[str, Any] = {"layers_to_transform": [0], "layers_pattern": "layers", "modules_to_save": ["lm_head"]}
     others: dict[str, Any] = {"trainable_token_indices": [3], "ensure_weight_tying": True, "fan_in_fan_out": True}
     of_files: dict[str, Any] = {"revision": "main", "base_model_name_or_path": "base", "inference_mode": True}
-    config = peft.LoraConfig(**TARGETS, **sizes, **patterns, **places, **others, **of_files, init_lora_weights="eva")
+    off: dict[str, Any] = {"lora_bias": None, "use_dora": False, "layer_replication": []}
+    config = peft.LoraConfig(
+        **TARGETS, **sizes, **patterns, **places, **others, **of_files, **off, init_lora_weights="eva"
+    )
     assert beyond_lora(config) == []

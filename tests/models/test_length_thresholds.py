@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from tiny import (
+    FACTS,
     GROUPED,
     LATENT,
     eager,
@@ -13,12 +14,13 @@ from tiny import (
     tiny_tokenizer,
 )
 
-from attnbalance import load_model, read_attention
+from attnbalance import load_model, make_prompts, read_attention
 from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
-from attnbalance.errors import ModelError
+from attnbalance.errors import BadRowsError, ModelError
 from attnbalance.models.generate import generate
 from attnbalance.models.length_thresholds import length_thresholds, rotation_changes
+from attnbalance.models.shared_prefixes import with_prefixes
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -78,13 +80,15 @@ def test_rows_and_logits_beyond_a_threshold_equal_eager_attention_whatever_the_c
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Phi3"])
-@pytest.mark.parametrize(("shared", "beyond"), [(False, 2), (True, 2), (False, 0)])
+@pytest.mark.parametrize(("shared", "beyond"), [(False, 2), (True, 1), (True, 5), (False, 0)])
 def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, shared: bool, beyond: int) -> None:
     """Transformers' cache keeps the keys as they were rotated below the threshold; only Phi-3 begins anew there."""
     tokenizer = tiny_tokenizer()
     prompts = tiny_prompts()
+    if shared:  # a header that all prompts begin with, and that is read once
+        prompts = make_prompts(FACTS, "Long ago, in the days of old, in the north of the land, they asked: {question}")
     lengths = [len(encoding.ids) for encoding in encode(prompts, tokenizer)]
-    threshold = sorted(lengths)[len(lengths) // 2] + beyond
+    threshold = (max(lengths) if shared else sorted(lengths)[len(lengths) // 2]) + beyond
     rotation = LONGROPE | {"original_max_position_embeddings": threshold, "long_factor": [16.0] * 4}
     own = {"original_max_position_embeddings": threshold} if kind == "Phi3" else {}
     config = getattr(transformers, f"{kind}Config")(
@@ -97,22 +101,26 @@ def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, sha
             weight.mul_(6.0 if weight.dim() > 1 else 1.0)
     hooked = load_model(model, tokenizer=tokenizer)
     assert hooked.answers_from_cache
-    assert any(length <= threshold < length + 8 for length in lengths)
-    asked = [prompt for prompt in prompts for _ in range(3)] if shared else prompts
-    answers = generate(hooked, asked, max_new_tokens=8, batch_size=3)
-    for encoding, answer in zip(encode(asked, tokenizer), answers, strict=True):
-        ids = torch.tensor([encoding.ids])
+    encodings = encode(prompts, tokenizer)
+    prefixes = [prefix for prefix, _ in with_prefixes(hooked, [encoding.ids for encoding in encodings])]
+    assert (prefixes != [None]) == shared
+    answers = generate(hooked, prompts, max_new_tokens=8, batch_size=3)
+    for encoding, answer in zip(encodings, answers, strict=True):
+        ids, ends = torch.tensor([encoding.ids]), (tokenizer.eos_token_id, model.config.eos_token_id)
         for _ in range(8):
             with torch.no_grad():
-                ids = torch.cat([ids, model(ids, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+                token = model(ids, use_cache=False).logits[:, -1:].argmax(-1)
+            if int(token) in ends:
+                break
+            ids = torch.cat([ids, token], 1)
         assert answer == tokenizer.decode(ids[0, len(encoding.ids) :], skip_special_tokens=True)
-    with pytest.raises(ModelError, match=rf"otherwise beyond {threshold} tokens \(LongRoPE\), so that its cache"):
+    crossing = [i for i, length in enumerate(lengths) if length <= threshold < length + 7]  # the eighth is not read
+    with pytest.raises(BadRowsError, match=f"answers cannot be edited, since they may cross {threshold}") as error:
         generate(hooked, prompts, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
-    short = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length + 8 < threshold]
-    beyond = [prompt for prompt, length in zip(prompts, lengths, strict=True) if length > threshold]
-    for group in filter(None, (short, beyond)):
-        edited = generate(hooked, group, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
-        assert edited == generate(hooked, group, max_new_tokens=8, batch_size=3)
+    assert list(error.value.indices) == crossing
+    others = [prompt for i, prompt in enumerate(prompts) if i not in crossing]
+    edited = generate(hooked, others, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
+    assert edited == generate(hooked, others, max_new_tokens=8, batch_size=3)
 
 
 def test_only_rotations_that_change_with_length_cost_the_cache() -> None:

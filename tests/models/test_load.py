@@ -362,3 +362,9 @@ def test_a_trainers_folder_that_holds_checkpoints_alone_names_them(tmp_path: Pat
     for load in (load_limits, load_model):
         with pytest.raises(ModelError, match=named):
             load(str(tmp_path / "run"))
+
+
+def test_a_loaded_model_is_not_spread_over_devices(checkpoint: Path) -> None:
+    model = load_model(checkpoint).model
+    with pytest.raises(ModelError, match="spreads a model while it is loaded, got a loaded LlamaForCausalLM"):
+        load_model(model, tokenizer=checkpoint, device="auto")

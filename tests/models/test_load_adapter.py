@@ -284,3 +284,25 @@ def test_shards_of_a_trainer_beside_an_adapter_are_no_model(checkpoint: Path, ad
     copy = Path(shutil.copytree(adapter, tmp_path / "copy"))
     (copy / "pytorch_model_fsdp.bin").write_bytes(b"")  # accelerate's, of FSDP
     assert load_model(checkpoint, adapter=copy).model is not None
+
+
+def test_an_adapter_of_another_revision_is_read_on_that_revisions_folder_alone(
+    checkpoint: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """Peft names the revision beside the base, and its own loader follows it; "main" would be another model."""
+    for base in ("owner/name", str(checkpoint)):
+        other = Path(shutil.copytree(adapter, tmp_path / base.replace("/", "-")))
+        (other / MARKER).unlink(missing_ok=True)
+        config = json.loads((other / "adapter_config.json").read_text())
+        config |= {"base_model_name_or_path": base, "revision": "step10"}
+        (other / "adapter_config.json").write_text(json.dumps(config))
+        for model, on_top in ((other, None), ("owner/name", other)):
+            if base == "owner/name" or on_top is not None:
+                with pytest.raises(ModelError, match=r"made for revision 'step10' of owner/name, .* FOLDER\+"):
+                    load_model(model, adapter=on_top)
+        assert load_model(checkpoint, adapter=other).name == f"{checkpoint}+{other}"
+        config["revision"] = "main"
+        (other / "adapter_config.json").write_text(json.dumps(config))
+        with pytest.raises(ModelError, match="owner/name") as error:  # which is not on this machine
+            load_model("owner/name", adapter=other)
+        assert "revision" not in str(error.value)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny import argmax_loop, tiny_model, tiny_prompts, tiny_tokenizer
+from tiny import argmax_loop, tiny_config, tiny_model, tiny_prompts, tiny_tokenizer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -234,6 +234,28 @@ def test_an_adapter_that_cannot_share_its_base_is_refused_before_anything_is_loa
     (other / "adapter_config.json").write_text(json.dumps(config | settings))
     with pytest.raises(ModelError, match=message):
         load_checkpoints([(str(checkpoint), str(adapters["plain"])), (str(checkpoint), str(other))])
+
+
+def test_a_head_in_an_adapters_file_that_is_tied_to_the_embedding_is_no_change_of_the_base(tmp_path: Path) -> None:
+    """The file holds the head's values alone; the model knows the tied weight by the embedding's name."""
+    from safetensors.torch import load_file, save_file
+
+    model = AutoModelForCausalLM.from_config(tiny_config("llama", tie_word_embeddings=True))
+    model.save_pretrained(tmp_path / "base")
+    tiny_tokenizer().save_pretrained(tmp_path / "base")
+    plain = saved(tmp_path / "plain", tmp_path / "base", 0)
+    head = saved(tmp_path / "head", tmp_path / "base", 1, target_modules=["lm_head", "q_proj"])
+    tensors = load_file(head / "adapter_model.safetensors")
+    (name,) = (name for name in tensors if name.endswith("lm_head.base_layer.weight"))
+    save_file(tensors | {name: tensors[name] + 0.1}, head / "adapter_model.safetensors", metadata={"format": "pt"})
+    paths = [plain, head, plain]
+    for path, loaded in zip(
+        paths, load_checkpoints([(str(tmp_path / "base"), str(path)) for path in paths]), strict=True
+    ):
+        rows, outputs = read(loaded)
+        expected, expected_outputs = read(load_model(tmp_path / "base", adapter=path))
+        assert torch.equal(rows, expected)
+        assert outputs == expected_outputs
 
 
 def test_an_adapter_that_changes_its_base_unforeseen_is_refused(

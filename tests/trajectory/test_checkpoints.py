@@ -47,12 +47,40 @@ def test_the_model_before_training_is_step_0_and_can_be_named(tmp_path: Path) ->
         **{step: ModelSpec(f"step {step}", str(path)) for step, path in zip((1, 2), paths, strict=True)},
     }
     made(tmp_path / "full" / "checkpoint-0", file="config.json")  # one that was saved before the first step
-    assert find_checkpoints([str(tmp_path / "full")], "models/other")[0].model.endswith("checkpoint-0")
+    assert find_checkpoints([str(tmp_path / "full")])[0].model.endswith("checkpoint-0")
+    made(tmp_path / "lora" / "checkpoint-0")
+    assert find_checkpoints([str(tmp_path / "lora")], "models/other")[0].adapter is not None
 
 
 def test_the_step_is_the_states_or_the_number_at_the_names_end(tmp_path: Path) -> None:
     paths = [made(tmp_path / "best", 70), made(tmp_path / "adapter_v2", 500), made(tmp_path / "step-000040")]
     assert list(find_checkpoints([str(path) for path in paths])) == [0, 40, 70, 500]
+
+
+def test_a_link_has_the_step_of_its_own_name_and_without_a_number_that_of_its_target(tmp_path: Path) -> None:
+    first, last = made(tmp_path / "store" / "first-2"), made(tmp_path / "store" / "last-1")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "checkpoint-100").symlink_to(first)
+    (run / "checkpoint-200").symlink_to(last)
+    specs = find_checkpoints([str(run)], base="base")
+    assert {step: spec.adapter for step, spec in specs.items()} == {
+        0: None,
+        100: str(run / "checkpoint-100"),
+        200: str(run / "checkpoint-200"),
+    }
+    (tmp_path / "newest").symlink_to(first)
+    assert list(find_checkpoints([str(tmp_path / "newest")], base="base")) == [0, 2]
+    (first / "trainer_state.json").write_text(json.dumps({"global_step": 100}))
+    assert list(find_checkpoints([str(run)], base="base")) == [0, 100, 200]
+
+
+def test_a_base_beside_a_full_checkpoint_of_step_0_is_refused(tmp_path: Path) -> None:
+    for step in (0, 10):
+        made(tmp_path / f"checkpoint-{step}", file="config.json")
+    assert list(find_checkpoints([str(tmp_path)])) == [0, 10]
+    with pytest.raises(ModelError, match="step 0 must be one model, got the base other and .*checkpoint-0; leave one"):
+        find_checkpoints([str(tmp_path)], base="other")
 
 
 def test_a_run_of_ours_gives_its_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
