@@ -15,6 +15,7 @@ from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import CHECKPOINT, RUN, SCALED
 from attnbalance.files.work import UNFINISHED
 from attnbalance.finetuning.runs import FACTS, NONE
+from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.models.load import load_limits
 from attnbalance.report.wording import listed
 
@@ -92,28 +93,31 @@ def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> s
 def _trained(spec: ModelSpec) -> tuple[set[tuple[str, str]], bool]:
     """The (subject, relation) pairs that a model was trained on, and whether all files of them were found.
 
-    They are those of its own run and of the runs that this began from. A checkpoint's run is one of the folders above
-    it; that of a scaled adapter is the one that it was scaled from.
+    They are those of its own run and of the runs that this began from, unless other files lie there now. A checkpoint's
+    run is one of the folders above it; that of a scaled adapter is the one that it was scaled from.
     """
-    facts, seen, left = set[tuple[str, str]](), set[Path](), [spec.model, spec.adapter or spec.model]
-    recorded, read = set[str](), {NONE.sha256}
+    facts, seen, recorded, read = set[tuple[str, str]](), set[Path](), set[str](), {NONE.sha256}
+    left: list[tuple[str, object]] = [(spec.model, None), (spec.adapter or _named_base(spec.model), None)]
     while left:
-        folder = Path(os.path.abspath(name := left.pop()))  # without "..", whose parents are others
+        name, fingerprint = left.pop()
+        folder = Path(os.path.abspath(name))  # without "..", whose parents are others
         if not folder.is_dir():  # a file or a Hub id, unless a record names it with its whole path
             recorded |= {name} if Path(name).is_absolute() and not folder.exists() else set()
             continue
-        if name == spec.model and spec.adapter is None:  # it may be an adapter, which names its base
-            named = read_json(folder / "adapter_config.json").get("base_model_name_or_path")
-            left += [named] if isinstance(named, str) else []
-        folders = {path for start in (folder, folder.resolve()) for path in (start, *start.parents[:2])}
+        own = read_json(folder / MARKER)
+        if fingerprint and own and files_fingerprint(folder) != fingerprint:
+            recorded.add(name)
+            continue
+        above = 0 if own.get("kind") in (RUN, SCALED) else 2
+        folders = {path for start in (folder, folder.resolve()) for path in (start, *start.parents[:above])}
         for path in folders - seen:
             seen.add(path)
             record = read_json(path / MARKER)
             if record.get("kind") == SCALED:
-                left.append(record["config"]["adapter"])
+                left.append((record["config"]["adapter"], record["config"].get("adapter_files")))
             elif record.get("kind") in TRAINED:
                 if isinstance(base := record.get("base"), str):
-                    left.append(base)
+                    left.append((base, _config(record).get("model_files")))
                 hashes = _hashes(record)
                 recorded |= set(hashes.values())
                 for part in LEARNED:
@@ -124,10 +128,20 @@ def _trained(spec: ModelSpec) -> tuple[set[tuple[str, str]], bool]:
     return facts, recorded <= read
 
 
+def _named_base(model: str) -> str:
+    """The base that an adapter's folder names; otherwise the model itself."""
+    base = read_json(Path(model) / "adapter_config.json").get("base_model_name_or_path")
+    return base if isinstance(base, str) else model
+
+
+def _config(record: Mapping[str, object]) -> dict[str, object]:
+    config = record.get("config")
+    return config if isinstance(config, dict) else {}
+
+
 def _hashes(record: Mapping[str, object]) -> dict[str, str]:
     """The hashes of the facts that a run learned, by part, as its record has them."""
-    config = record.get("config")
-    hashes = config.get("facts_sha256") if isinstance(config, dict) else None
+    hashes = _config(record).get("facts_sha256")
     return {part: str(hashes[part]) for part in LEARNED if part in hashes} if isinstance(hashes, dict) else {}
 
 

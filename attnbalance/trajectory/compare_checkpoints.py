@@ -75,7 +75,10 @@ def compare_checkpoints(
             measured = measure_all(specs, prompts, settings, work, load=_load, **how)
 
             def write() -> None:
-                caveat = caveats(specs[-1:], prompts, {})  # all have one dtype
+                trained = specs[-1:]
+                if specs[-1].adapter is None and 0 in checkpoints:  # full checkpoints do not name their base
+                    trained = [specs[0], *trained]
+                caveat = caveats(trained, prompts, {})  # all have one dtype
                 comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
                 trajectory = Trajectory(tuple(checkpoints), comparison)
                 refuse_changed(results.config, specs, settings)

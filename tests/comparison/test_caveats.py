@@ -16,6 +16,7 @@ from attnbalance.data.facts import Fact
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
+from attnbalance.models.fingerprint import files_fingerprint
 
 
 def a_run(folder: Path, facts: tuple[Fact, ...], kind: str = "finetune") -> Path:
@@ -98,6 +99,36 @@ def test_a_run_that_began_from_one_that_is_gone_is_named_and_other_models_are_no
     for model in ("gpt2", "owner/name", "../other"):
         assert seen_in_training([ModelSpec("it", model)], prompts) == ""
     assert "3 of these 9" in seen_in_training([ModelSpec("it", ".")], prompts)
+
+
+def test_a_run_made_anew_in_the_place_of_another_is_not_the_base_that_was(llama_folder: Path, tmp_path: Path) -> None:
+    """A run records the fingerprint of its base, and a scaled adapter that of its source."""
+    first = a_run(tmp_path / "first", FACTS[:2])
+    shutil.copy(llama_folder / "config.json", first / "config.json")
+    was = files_fingerprint(first)
+    second, scaled = a_run(tmp_path / "second", FACTS[3:4]), a_run(tmp_path / "scaled", ())
+    run = {"kind": "finetune", "base": str(first), "config": {"model_files": was}}
+    (second / "attnbalance.json").write_text(json.dumps(run))
+    marker = {"kind": "scaled adapter", "config": {"adapter": str(first), "adapter_files": was, "factor": 0.7}}
+    (scaled / "attnbalance.json").write_text(json.dumps(marker))
+    prompts = make_prompts(FactSet(FACTS))
+    missing = "training facts of it were not found, so the questions may be about them"
+    assert "the facts of 3 of these 9" in seen_in_training([ModelSpec("it", str(second))], prompts)
+    assert "the facts of 2 of these 9" in seen_in_training([ModelSpec("it", "base", str(scaled))], prompts)
+    (first / "config.json").write_text(json.dumps({"anew": True}))
+    (first / "train.jsonl").write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in FACTS[4:]))
+    expected = f"it was finetuned on the facts of 1 of these 9; {missing}"
+    assert seen_in_training([ModelSpec("it", str(second))], prompts) == expected
+    assert seen_in_training([ModelSpec("it", "base", str(scaled))], prompts) == missing
+
+
+def test_a_run_inside_another_runs_folder_is_a_run_of_its_own(tmp_path: Path) -> None:
+    outer = a_run(tmp_path / "outer", FACTS[:4])
+    inner, merged = a_run(outer / "next", FACTS[4:5]), outer / "merged"
+    merged.mkdir()
+    prompts = make_prompts(FactSet(FACTS))
+    assert "the facts of 1 of these 9" in seen_in_training([ModelSpec("it", str(inner))], prompts)
+    assert "the facts of 4 of these 9" in seen_in_training([ModelSpec("it", str(merged))], prompts)
 
 
 def test_an_adapter_on_a_run_was_trained_on_the_runs_facts(tmp_path: Path) -> None:

@@ -218,3 +218,13 @@ def test_questions_about_facts_that_the_run_was_trained_on_are_counted(run: Path
     where = [tmp_path / "run" / f"checkpoint-{step}" for step in STEPS]
     answer = compare_checkpoints(where, FACTS_ASKED, SETTINGS, tmp_path / "out")
     assert f"; step 100 was finetuned on the facts of 4 of these {len(FACTS)}; " in answer
+
+
+def test_facts_that_the_base_of_full_checkpoints_was_trained_on_are_counted(
+    full: Path, llama_folder: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(llama_folder, tmp_path / "base"))
+    (base / "attnbalance.json").write_text(json.dumps({"kind": "finetune"}))
+    (base / "train.jsonl").write_text("".join(json.dumps(fact.as_dict()) + "\n" for fact in FACTS[:4]))
+    answer = compare_checkpoints(full, FACTS_ASKED, SETTINGS, tmp_path / "out", base=base)
+    assert f"; step 0 was finetuned on the facts of 4 of these {len(FACTS)}; " in answer
