@@ -13,7 +13,7 @@ IMPLEMENTATIONS = ("attn_implementation", "experts_implementation")
 """Fields, also with "_" before and "_internal" after them, whose value may be the Hub id of a kernel: code to run."""
 
 
-QUANTISATIONS = ("eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4", "mxfp8")
+QUANTISATIONS = ("eetq", "fbgemm_fp8", "fp8", "gguf", "metal", "mxfp4", "mxfp8", "nvfp4")
 """Methods of quantisation for which transformers fetches kernels from the Hub, where that package is installed."""
 
 

@@ -108,7 +108,7 @@ def test_a_configuration_that_names_eager_attention_gives_the_rows_of_any_other(
     assert (read_attention(named, tiny_prompts()).values - expected).abs().max() < 1e-6  # the same weights and kernel
 
 
-@pytest.mark.parametrize("method", ["eetq", "mxfp8"])
+@pytest.mark.parametrize("method", ["eetq", "gguf", "mxfp8", "nvfp4"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_quantised_weights_that_need_a_kernel_of_the_hub_are_refused_where_it_would_be_fetched(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch, method: str, nested: bool
