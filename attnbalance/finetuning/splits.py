@@ -91,7 +91,8 @@ def split_facts(
         validation: The share of the half's subjects that early stopping uses, from 0 to below 1. At 0 it uses the
             training facts themselves: the best checkpoint is the one that has learned them best.
         seed: Seed of all draws.
-        scores: One for each fact, instead of popularity (see `rank_facts`).
+        scores: One for each fact, instead of popularity (see `rank_facts`). "random" and "whole" rank no facts, so they
+            are the same with any scores.
         share: The share of a "half": 0.3 gives the top or bottom 30% (Figure 5).
         train_relations: The relations to train and validate on; None: all. The held-out facts keep all relations, and
             show what finetuning does to questions whose phrasing it did not cover (Xu & Chen 2025).
@@ -112,8 +113,6 @@ def split_facts(
         raise DataError(f"split {name} holds out facts by their answers; leave `heldout` {heldout:g} out")
     if controlled_answers is not None and not name.startswith("controlled-"):
         raise DataError(f"`controlled_answers` are for controlled splits, got split {name!r}")
-    if scores is not None and name in ("random", "whole"):
-        raise DataError(f"split {name} ranks no facts; leave `scores` out, or use top or bottom")
     if scores is not None and (len(scores) != len(facts) or not all(map(math.isfinite, scores))):
         raise DataError(f"`scores` must be one finite number for each fact, got {len(scores)} for {len(facts)} facts")
     if name not in ("random", "whole") and scores is None:
