@@ -114,7 +114,11 @@ def _trained(spec: ModelSpec) -> tuple[set[tuple[str, str]], bool]:
             seen.add(path)
             record = read_json(path / MARKER)
             if record.get("kind") == SCALED:
-                left.append((record["config"]["adapter"], record["config"].get("adapter_files")))
+                scaled = _config(record)
+                if isinstance(source := scaled.get("adapter"), str):
+                    left.append((source, scaled.get("adapter_files")))
+                else:
+                    recorded.add(str(path))  # which adapter it was, this record does not say
             elif record.get("kind") in TRAINED:
                 if isinstance(base := record.get("base"), str):
                     left.append((base, _config(record).get("model_files")))

@@ -161,6 +161,14 @@ def test_a_scaled_adapter_was_trained_on_the_facts_of_the_adapter_that_it_was_sc
     assert seen_in_training(specs, prompts) == "scaled was finetuned on the facts of 2 of these 9"
 
 
+@pytest.mark.parametrize("record", [{}, {"config": None}, {"config": {"adapter": 3}}])
+def test_a_scaled_adapter_whose_record_names_no_source_is_named(tmp_path: Path, record: dict[str, object]) -> None:
+    half = a_run(tmp_path / "half", ())
+    (half / "attnbalance.json").write_text(json.dumps({"kind": "scaled adapter", **record}))
+    words = seen_in_training([ModelSpec("half", "base", str(half))], make_prompts(FactSet(FACTS)))
+    assert words == "training facts of half were not found, so the questions may be about them"
+
+
 def test_facts_of_the_runs_that_a_run_began_from_count(tmp_path: Path) -> None:
     """A LoRA run, scaled twice, on a run over all weights: 2 and 3 facts, one of them in both."""
     first, second = a_run(tmp_path / "first", FACTS[:2]), a_run(tmp_path / "second", FACTS[1:4])
