@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -97,7 +98,7 @@ def parse_spec(text: str) -> ModelSpec:
     """
     label, equals, path = text.partition("=")
     if text and Path(_expand_home(text)).exists():
-        label, path = Path(_expand_home(text)).resolve().name, text
+        label, path = Path(os.path.abspath(_expand_home(text))).name, text  # "." has a name too
     elif not equals:
         base, plus, adapter = text.rpartition("+")
         label, path = (f"{Path(base).name}+{Path(adapter).name}" if plus else Path(text).name), text

@@ -49,6 +49,14 @@ def test_an_equals_sign_belongs_to_a_path_that_exists(tmp_path: Path, monkeypatc
     assert parse_spec("a=lr=1e-4") == ModelSpec("a", "lr=1e-4")
 
 
+def test_a_link_and_the_current_folder_have_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkpoint-300").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "checkpoint-300")
+    assert parse_spec(str(tmp_path / "latest")).label == "latest"
+    monkeypatch.chdir(tmp_path / "checkpoint-300")
+    assert parse_spec(".").label == "checkpoint-300"
+
+
 def test_a_plus_in_a_home_folder_without_a_label_belongs_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "c++" / "base").mkdir(parents=True)
