@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from safetensors.torch import load_file
 
 from attnbalance.data.statements import World
 from attnbalance.data.synthetic import synthetic_facts
+from attnbalance.files.outputs import MARKER
 from attnbalance.finetuning.pretrain import Recipe
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import split_facts
@@ -32,6 +34,11 @@ SHORT: dict[str, Any] = {"steps": 7, "batch_size": 8, "checkpoint_every": 2, "pa
 def short(**changes: Any) -> FinetuneSettings:
     """Settings of a short training."""
     return FinetuneSettings(**SHORT | changes)
+
+
+def without_record(folder: Path, copy: Path) -> Path:
+    """A copy of a model of ours that is anybody's: its files may be changed."""
+    return Path(shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(MARKER)))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

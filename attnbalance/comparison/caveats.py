@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
@@ -14,7 +15,7 @@ from attnbalance.data.sources.table_files import read_rows
 from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import CHECKPOINT, RUN, SCALED
 from attnbalance.files.work import UNFINISHED
-from attnbalance.finetuning.runs import FACTS, NONE
+from attnbalance.finetuning.runs import CHECKPOINTS, FACTS, NONE
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.models.load import load_limits
 from attnbalance.report.wording import listed
@@ -77,26 +78,44 @@ def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> s
     """How many questions are about training facts of models that `finetune` made, in words; empty if none is.
 
     A fact is a training fact if the run's file of them, or of replayed ones, has its subject and relation. Models whose
-    files were not found are named: a checkpoint that was copied out of its run, or whose run is not finished.
+    files were not found are named: a checkpoint that was copied out of its run, or whose run is not finished. So are
+    models that learned from instructions, which runs do not keep, unless each question comes with its context.
     """
     asked = [_name(prompt.fact.subject, prompt.fact.relation) for prompt in prompts]
     trained = {spec.label: _trained(spec) for spec in specs}
-    counts = {label: sum(map(facts.__contains__, asked)) for label, (facts, _) in trained.items()}
+    counts = {label: sum(map(learned.facts.__contains__, asked)) for label, learned in trained.items()}
     seen = [f"{label} was finetuned on the facts of {n:,} of these {len(asked):,}" for label, n in counts.items() if n]
-    unknown = [label for label, (_, is_known) in trained.items() if not is_known]
+    unknown = [label for label, learned in trained.items() if not learned.all_known]
     missing = (
         f"training facts of {listed(unknown)} were not found, so the questions may be about them" if unknown else ""
     )
-    return "; ".join(part for part in (listed(seen) if seen else "", missing) if part)
+    from_memory = not all("context" in prompt.spans for prompt in prompts)
+    instructed = [label for label, learned in trained.items() if learned.instructed and from_memory]
+    tuned = f"{listed(instructed)} learned from instructions, which may answer these questions" if instructed else ""
+    return "; ".join(part for part in (listed(seen) if seen else "", missing, tuned) if part)
 
 
-def _trained(spec: ModelSpec) -> tuple[set[tuple[str, str]], bool]:
-    """The (subject, relation) pairs that a model was trained on, and whether all files of them were found.
+@dataclass(frozen=True)
+class _Learned:
+    """What a model was trained on.
 
-    They are those of its own run and of the runs that this began from, unless other files lie there now. A checkpoint's
-    run is one of the folders above it; that of a scaled adapter is the one that it was scaled from.
+    facts: the (subject, relation) pairs.
+    all_known: whether all files of them were found.
+    instructed: whether it was also trained on instructions.
+    """
+
+    facts: set[tuple[str, str]]
+    all_known: bool
+    instructed: bool
+
+
+def _trained(spec: ModelSpec) -> _Learned:
+    """What a model was trained on in its own run and in the runs that this began from, unless others lie there now.
+
+    That of a scaled adapter is the run that it was scaled from.
     """
     facts, seen, recorded, read = set[tuple[str, str]](), set[Path](), set[str](), {NONE.sha256}
+    instructed = False
     left: list[tuple[str, object]] = [(spec.model, None), (spec.adapter or _named_base(spec.model), None)]
     while left:
         name, fingerprint = left.pop()
@@ -108,8 +127,7 @@ def _trained(spec: ModelSpec) -> tuple[set[tuple[str, str]], bool]:
         if fingerprint and own and files_fingerprint(folder) != fingerprint:
             recorded.add(name)
             continue
-        above = 0 if own.get("kind") in (RUN, SCALED) else 2
-        folders = {path for start in (folder, folder.resolve()) for path in (start, *start.parents[:above])}
+        folders = {path for start in (folder, folder.resolve()) for path in (start, *_above(start, own.get("kind")))}
         for path in folders - seen:
             seen.add(path)
             record = read_json(path / MARKER)
@@ -122,6 +140,7 @@ def _trained(spec: ModelSpec) -> tuple[set[tuple[str, str]], bool]:
             elif record.get("kind") in TRAINED:
                 if isinstance(base := record.get("base"), str):
                     left.append((base, _config(record).get("model_files")))
+                instructed |= "instructions_sha256" in _config(record)
                 hashes = _hashes(record)
                 recorded |= set(hashes.values())
                 for part in LEARNED:
@@ -129,7 +148,16 @@ def _trained(spec: ModelSpec) -> tuple[set[tuple[str, str]], bool]:
                         rows = read_rows(path / FACTS[part])
                         facts |= {_name(row["subject"], row["relation"]) for row in rows if row.keys() >= NAME}
                         read.add(hashes.get(part, NONE.sha256))
-    return facts, recorded <= read
+    return _Learned(facts, recorded <= read, instructed)
+
+
+def _above(folder: Path, kind: object) -> tuple[Path, ...]:
+    """The folders above a model that may hold its run's record: of unfinished work, checkpoints lie in it directly."""
+    if kind in (RUN, SCALED):
+        return ()
+    if folder.parent.name == CHECKPOINTS:
+        return (folder.parents[1],)
+    return () if kind == CHECKPOINT else (folder.parent,)
 
 
 def _named_base(model: str) -> str:

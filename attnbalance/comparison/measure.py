@@ -28,6 +28,7 @@ from attnbalance.readings.attention import AttentionRows, read_attention, read_f
 from attnbalance.readings.reading import Reading
 from attnbalance.readings.recall import recall
 from attnbalance.readings.value_weighted import value_weighted_rows
+from attnbalance.report.wording import listed
 
 EXAMPLES = 3
 """Prompts whose attention rows the report shows."""
@@ -143,12 +144,20 @@ def _shortcuts(
     """Each relation's shortcut answers, and which facts they are from."""
     if given is not None:
         return {relation: list(answers) for relation, answers in given.items()}, "the training facts"
-    recorded = [(spec.label, spec.run.get("shortcuts")) for spec in specs]
-    known = [(label, shortcuts) for label, shortcuts in recorded if isinstance(shortcuts, dict) and shortcuts]
-    if known:
-        return known[0][1], f"the training facts of {known[0][0]}"
-    asked = FactSet(tuple(prompt.fact for prompt in prompts)).most_frequent_answers()
-    return {relation: list(answers) for relation, answers in asked.items()}, "the facts asked about"
+    for spec in specs:
+        if isinstance(shortcuts := spec.run.get("shortcuts"), dict) and shortcuts:
+            tied = spec.run.get("tied_relations")
+            return shortcuts, f"the training facts of {spec.label}{_ties(tied if isinstance(tied, list) else ())}"
+    asked = FactSet(tuple(prompt.fact for prompt in prompts))
+    shortcuts = {relation: list(answers) for relation, answers in asked.most_frequent_answers().items()}
+    return shortcuts, f"the facts asked about{_ties(asked.tied_relations())}"
+
+
+def _ties(relations: Sequence[str]) -> str:
+    """Relations of which several answers are the most frequent, in brackets; empty if there are none."""
+    if not relations:
+        return ""
+    return f" (of {listed(relations)}, several answers are equally frequent, and the first in the alphabet counts)"
 
 
 def _measure(

@@ -216,19 +216,28 @@ class FactSet:
         return replace(self, facts=tuple(self.facts[i] for i in chosen))
 
     def most_frequent_answers(self) -> dict[str, tuple[str, ...]]:
-        """For each relation, all accepted forms of its most frequent first answer; of equally frequent ones, the first.
+        """For each relation, all accepted forms of its most frequent first answer.
 
-        The forms are the answers that all facts with that first answer accept, in the order of the first such fact: a
-        merged fact (see `merged`) also accepts answers of other entities.
+        Of equally frequent ones it is the first in the alphabet (see `tied_relations`). The forms are the answers that
+        all facts with that first answer accept, in the order of the first such fact: a merged fact (see `merged`) also
+        accepts answers of other entities.
         """
         result: dict[str, tuple[str, ...]] = {}
         for relation in self.relations:
             facts = [fact for fact in self.facts if fact.relation == relation]
-            top = Counter(fact.answer for fact in facts).most_common(1)[0][0]
+            top = _most_frequent(facts)[0]
             accepted = [fact.answers for fact in facts if fact.answer == top]
             shared = set(accepted[0]).intersection(*accepted)
             result[relation] = tuple(answer for answer in accepted[0] if answer in shared)
         return result
+
+    def tied_relations(self) -> tuple[str, ...]:
+        """The relations of which several first answers are most frequent, such as those whose answers all differ."""
+        return tuple(
+            relation
+            for relation in self.relations
+            if len(_most_frequent([fact for fact in self.facts if fact.relation == relation])) > 1
+        )
 
     def merged(self) -> FactSet:
         """One fact for each (subject, relation, question), with all answers in order and the largest known popularity.
@@ -243,6 +252,13 @@ class FactSet:
             question = fact.question and unicodedata.normalize("NFC", fact.question)
             groups.setdefault((fact.composed_subject, fact.relation, question), []).append(fact)
         return replace(self, facts=tuple(map(_merge, groups.values())))
+
+
+def _most_frequent(facts: Iterable[Fact]) -> list[str]:
+    """The first answers that are given most often, in the order of the alphabet."""
+    counts = Counter(fact.answer for fact in facts)
+    most = max(counts.values())
+    return sorted(answer for answer, count in counts.items() if count == most)
 
 
 def _merge(same: list[Fact]) -> Fact:

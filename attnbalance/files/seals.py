@@ -17,8 +17,12 @@ SEAL = "complete"
 OF_WORK = f"../{MARKER}"
 """The name under which a seal holds the hash of the settings of the work that the folder is part of."""
 
-RUN, CHECKPOINT, SCALED = "finetune", "finetune checkpoint", "scaled adapter"
-"""The kinds of a folder that holds a finished run, one checkpoint of it, and an adapter with its change scaled."""
+RUN, CHECKPOINT, SCALED, PRETRAINED = "finetune", "finetune checkpoint", "scaled adapter", "pretrain"
+"""The kinds of a folder that holds a finished run, one checkpoint of it, an adapter with its change scaled, and a
+pretrained model."""
+
+BESIDE_MODEL = ("*.jsonl", "objective_base.json", "trajectory.json")
+"""Files of a run that are no part of the model: its facts, and what objectives and validation recorded."""
 
 LARGE = 2**26
 """Bytes from which a file's hash is remembered: hashing takes longer than the clock of a file's times ticks."""
@@ -52,12 +56,12 @@ def hash_files(folder: Path, but: Collection[str]) -> dict[str, str]:
     return {path.name: hash_file(path) for path in files}
 
 
-def check_files(folder: Path, pattern: str = "*", remove: Path | None = None) -> None:
+def check_files(folder: Path, but: Sequence[str] = (), remove: Path | None = None) -> None:
     """Raise `OutputError` for files that are gone from a finished folder, or were changed, naming them.
 
-    The names are those that fit `pattern`. The folder's attnbalance.json holds the hashes in "files_sha256", and its
-    own; folders of older versions have none. `remove` is the folder whose removal makes a rerun write all anew; by
-    default this one.
+    Names that fit a pattern of `but` are not checked. The folder's attnbalance.json holds the hashes in "files_sha256",
+    and its own; folders of older versions have none. `remove` is the folder whose removal makes a rerun write all anew;
+    by default this one.
     """
     remove = remove or folder
     record = {"files_sha256": {}} | without_hash(folder / MARKER, read_json(folder / MARKER), remove)
@@ -65,7 +69,8 @@ def check_files(folder: Path, pattern: str = "*", remove: Path | None = None) ->
     problems = [
         f"{name} was changed" if (folder / name).is_file() else f"{name} is gone"
         for name, hashed in record["files_sha256"].items()
-        if fnmatch(name, pattern) and (not (folder / name).is_file() or hash_file(folder / name) != hashed)
+        if not any(fnmatch(name, pattern) for pattern in but)
+        and (not (folder / name).is_file() or hash_file(folder / name) != hashed)
     ]
     refuse_changed(folder, problems, remove)
 
@@ -80,15 +85,19 @@ def refuse_changed(folder: Path, problems: Sequence[str], remove: Path) -> None:
 
 
 def check_model(folder: Path) -> None:
-    """Raise `OutputError` for a run, a checkpoint or a scaled adapter whose weights are not as they were written.
+    """Raise `OutputError` for a model folder of ours whose weights, configuration or tokenizer were changed.
 
-    Of a checkpoint all files count. The others also hold facts or a model card, which may change. Other folders pass.
+    It is a run, a checkpoint, a scaled adapter or a pretrained model. The facts of a run and a model card may change.
+    Other folders pass.
     """
-    kind = read_json(folder / MARKER).get("kind")
+    record = read_json(folder / MARKER)
+    if not record and (folder / MARKER).is_file():
+        refuse_changed(folder, [f"{MARKER} cannot be read"], folder)
+    kind = record.get("kind")
     if kind == CHECKPOINT:
         check_files(folder, remove=folder.parent.parent)  # the run's folder
-    if kind in (RUN, SCALED):
-        check_files(folder, "*.safetensors")
+    if kind in (RUN, SCALED, PRETRAINED):
+        check_files(folder, BESIDE_MODEL)
 
 
 def seal(folder: Path) -> None:

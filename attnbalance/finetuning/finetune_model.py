@@ -31,7 +31,7 @@ from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, parse_parts, select_weights, train_only
 from attnbalance.finetuning.ranking import rank_facts
 from attnbalance.finetuning.replay import check_replay
-from attnbalance.finetuning.runs import FACTS, KIND, TRAJECTORY, checkpoint_name
+from attnbalance.finetuning.runs import CHECKPOINTS, FACTS, KIND, TRAJECTORY, checkpoint_name
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.finetuning.training_log import base_completes, base_objective, trajectory
@@ -259,7 +259,7 @@ def _finish(
         adapter = (folder / "adapter_config.json").exists()
         write_text(folder / CARD, model_card(about, losses, adapter=adapter))
         for step, path in done.items():
-            target = folder / "checkpoints" / checkpoint_name(step)
+            target = folder / CHECKPOINTS / checkpoint_name(step)
             copy_for_users(path, target, link=True)
             record = {"kind": CHECKPOINT, "step": step, **about}
             write_saved(target / MARKER, record | {"files_sha256": hash_files(target, but=[MARKER])})
@@ -279,4 +279,5 @@ def _about(split: Split) -> dict[str, object]:
         "split": {"name": split.name, **sizes, "left_out": split.left_out},
         "dropped": dict(split.train.dropped),
         "shortcuts": split.train.most_frequent_answers(),
+        "tied_relations": split.train.tied_relations(),
     }

@@ -14,7 +14,7 @@ from attnbalance.data.statements import World
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import MARKER, as_folder, provenance, write_saved
 from attnbalance.files.processes import on_main_process_first
-from attnbalance.files.seals import check_files, hash_files
+from attnbalance.files.seals import PRETRAINED, check_files, hash_files
 from attnbalance.files.work import close_work, finishing, is_finished
 from attnbalance.finetuning.checkpoints import copy_for_users, written
 from attnbalance.finetuning.curriculum import check_examples
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ARCHITECTURES = ("llama", "gpt2")
-KIND = "pretrain"
+KIND = PRETRAINED
 CONTEXT = 512
 """Positions of a model made here."""
 MOST_LAYERS, LARGEST_WIDTH = 1_000, 65_536

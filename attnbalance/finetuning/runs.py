@@ -47,7 +47,7 @@ FACTS = {part: f"{part}.jsonl" for part in ("train", "heldout", "replay")}
 """The files of the split's parts; a part without facts has none."""
 NONE = FactSet(())
 
-TRAJECTORY = "trajectory.json"
+CHECKPOINTS, TRAJECTORY = "checkpoints", "trajectory.json"
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Run:
     @property
     def checkpoints(self) -> dict[int, Path]:
         """The folders of all checkpoints, by step; raises `OutputError` if one is gone. Loading checks their files."""
-        folders = {step: self.path / "checkpoints" / checkpoint_name(step) for step in self.validation_loss}
+        folders = {step: self.path / CHECKPOINTS / checkpoint_name(step) for step in self.validation_loss}
         gone = [path for path in folders.values() if not (path / MARKER).is_file()]
         refuse_changed(self.path, [f"{path.relative_to(self.path)} is gone" for path in gone], self.path)
         return folders

@@ -31,7 +31,7 @@ FACTORS = re.compile(r"\.lora_(embedding_)?(?P<factor>[AB])(\.weight|\.bias)?$")
 CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 """Beginnings of peft's `init_lora_weights` that change the base's own weights, when training begins or on loading."""
 
-KEPT = ("base_fingerprint", "base_settings", "versions", "shortcuts")
+KEPT = ("base_fingerprint", "base_settings", "versions", "shortcuts", "tied_relations")
 """What the record of a run says about its base, by which `load_adapter` checks it, and about its answers."""
 
 

@@ -248,7 +248,8 @@ def recall(
         model: The model to ask.
         prompts: The prompts.
         shortcuts: For each relation, the accepted forms of its most frequent training answer. By default, the most
-            frequent answer among the prompts' own facts is used.
+            frequent answer among the prompts' own facts is used; of equally frequent ones, the first in the alphabet
+            (see `FactSet.tied_relations`).
         scoring: One of `SCORINGS`.
         max_new_tokens: Number of tokens to generate. By default `NEW_TOKENS`, or more for longer accepted answers and
             chats (see `answer_budgets`). Warns if an accepted answer needs more.

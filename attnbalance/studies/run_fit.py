@@ -16,7 +16,7 @@ from attnbalance.data.prompts import make_prompts
 from attnbalance.files.outputs import write_saved
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.replay import GENERATED, SHARE, count_of, replay, replayed_heldout
-from attnbalance.finetuning.runs import Run
+from attnbalance.finetuning.runs import CHECKPOINTS, Run
 from attnbalance.finetuning.splits import Split
 from attnbalance.seeds import LARGEST_SEED
 from attnbalance.studies.controls import LABELS, relabelled, scored
@@ -51,7 +51,7 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         if variant.replay != REPLAYS[0]:
             taught = _with_replay(taught, variant, prepared, progress)
         run = finetune(base, taught, folder / f"run-{i}", settings, progress=progress)
-        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)  # the best one is the run's folder itself
+        shutil.rmtree(run.path / CHECKPOINTS, ignore_errors=True)  # the best one is the run's folder itself
         runs.append(run)
         wanted.append(0 if variant.replay == REPLAYS[0] else count_of(split, _replay_share(variant)))
     best = min(runs, key=lambda run: run.validation_loss[run.best_step])

@@ -112,11 +112,21 @@ def test_the_shortcuts_that_a_run_recorded_are_used(stories: Path, tmp_path: Pat
     assert list(run.recall.shortcut) == expected
     assert any(expected)
     assert run.source["shortcuts_from"] == "the training facts of a"
+    marker = {"kind": "finetune", "shortcuts": shortcuts, "tied_relations": ["capital", "sport"]}
+    write_json(folder / "attnbalance.json", marker)
+    (tied,) = measure_all(specs, prompts, SETTINGS, tmp_path / "tied")
+    assert tied.source["shortcuts_from"] == (
+        "the training facts of a (of capital and sport, several answers are equally frequent, and the first in the "
+        "alphabet counts)"
+    )
     write_json(folder / "attnbalance.json", {"kind": "instruct", "shortcuts": {}})  # a run about no facts
     (instructed,) = measure_all(specs, prompts, SETTINGS, tmp_path / "instructed")
     assert instructed.recall
     assert instructed.recall.shortcut == plain.recall.shortcut != run.recall.shortcut
-    assert instructed.source["shortcuts_from"] == plain.source["shortcuts_from"] == "the facts asked about"
+    assert instructed.source["shortcuts_from"] == plain.source["shortcuts_from"]
+    assert plain.source["shortcuts_from"] == (
+        "the facts asked about (of country, several answers are equally frequent, and the first in the alphabet counts)"
+    )
 
 
 def test_further_readings_are_those_of_the_library_from_one_pass(

@@ -85,6 +85,41 @@ def test_a_run_whose_weights_were_changed_is_refused_where_it_is_read(lora_rank,
         load_model(run.path)
 
 
+def test_a_run_whose_settings_or_tokenizer_were_changed_is_refused_where_it_is_read(llama, tmp_path):
+    full = finetune(llama, SPLIT, tmp_path / "full", short()).path
+    lora = finetune(llama, SPLIT, tmp_path / "lora", short(lora_rank=2)).path
+    (full / "README.md").write_text("A card of my own.")
+    assert load_model(full).model is not None
+    edits = (
+        (full, "config.json", {"rms_norm_eps": 0.5}),
+        (full, "generation_config.json", {"eos_token_id": [0, 1, 2]}),
+        (full, "tokenizer_config.json", {"add_bos_token": True}),
+        (lora, "adapter_config.json", {"lora_alpha": 400}),
+    )
+    for folder, name, changes in edits:
+        before = read_json(folder / name)
+        write_json(folder / name, before | changes)
+        with pytest.raises(OutputError, match=f"{folder} must hold .* but {name} was changed; restore"):
+            load_model(llama, adapter=folder) if folder == lora else load_model(folder)
+        write_json(folder / name, before)
+
+
+def test_a_finished_run_of_which_a_checkpoint_was_changed_is_refused_and_one_without_it_is_not(llama, tmp_path):
+    run = finetune(llama, SPLIT, tmp_path / "run", short())
+    folder = run.checkpoints[4]
+    weights = next(folder.glob("*.safetensors"))
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(OutputError, match=f"{folder} must hold .* but {weights.name} was changed; .* {run.path}"):
+        finetune(llama, SPLIT, run.path, short())
+    (folder / MARKER).write_text("")
+    for opened in (lambda: finetune(llama, SPLIT, run.path, short()), lambda: load_model(folder)):
+        with pytest.raises(OutputError, match=f"{folder} must hold .* but {MARKER} cannot be read"):
+            opened()
+    shutil.rmtree(folder)  # to save space
+    assert finetune(llama, SPLIT, run.path, short()) == run
+
+
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_a_checkpoint_that_was_changed_is_refused_where_it_is_read(lora_rank, llama, tmp_path):
     run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=lora_rank))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
-from short_runs import SPLIT, TINY, assert_equal_weights, short, weights
+from short_runs import SPLIT, TINY, assert_equal_weights, short, weights, without_record
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnbalance.data.facts import Fact, FactSet
@@ -41,7 +39,7 @@ def test_a_run_is_its_best_checkpoint(base, tmp_path, lora_rank):
 
 
 def test_an_adapter_is_refused_once_its_bases_configuration_was_edited(llama, tmp_path):
-    base = Path(shutil.copytree(llama, tmp_path / "base"))
+    base = without_record(llama, tmp_path / "base")
     run = finetune(base, SPLIT, tmp_path / "run", short(lora_rank=2))
     config = base / "config.json"
     assert load_model(run.path).model is not None
@@ -89,7 +87,7 @@ def test_the_bases_loss_is_the_objective_that_chooses_the_best_checkpoint(llama,
 
 
 def test_measuring_the_base_draws_no_random_number(llama, tmp_path, monkeypatch):
-    config = read_json(shutil.copytree(llama, tmp_path / "base") / "config.json")
+    config = read_json(without_record(llama, tmp_path / "base") / "config.json")
     write_json(tmp_path / "base/config.json", config | {"attention_dropout": 0.5})
     run = finetune(tmp_path / "base", SPLIT, tmp_path / "run", short())
     other_seed = finetune(tmp_path / "base", SPLIT, tmp_path / "seed", short(seed=1))
@@ -166,7 +164,7 @@ def test_lora_leaves_the_base_alone_and_adapts_every_linear_layer(base, tmp_path
 
 
 def test_a_base_whose_sampling_settings_cannot_be_saved_keeps_its_token_ids_alone(llama, tmp_path):
-    vicuna = Path(shutil.copytree(llama, tmp_path / "base"))
+    vicuna = without_record(llama, tmp_path / "base")
     own = read_json(vicuna / "generation_config.json")
     (vicuna / "generation_config.json").write_text(json.dumps(own | {"temperature": 0.9, "top_p": 0.6}))
     run = finetune(vicuna, SPLIT, tmp_path / "run", short())

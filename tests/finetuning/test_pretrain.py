@@ -19,6 +19,7 @@ from attnbalance.errors import DataError, OutputError
 from attnbalance.files.outputs import MARKER, read_json, write_json
 from attnbalance.finetuning.bases import FILE
 from attnbalance.finetuning.pretrain import pretrain
+from attnbalance.models.load import load_model
 
 
 def test_a_pretrained_folder_is_an_ordinary_checkpoint(base):
@@ -60,8 +61,9 @@ def test_a_pretrained_folder_of_which_a_file_was_changed_is_refused_by_its_name(
     shutil.copytree(llama, out)
     content = (out / name).read_bytes()
     (out / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(OutputError, match=f"{name} was changed; restore"):
-        pretrain(WORLD, out, recipe=TINY)
+    for opened in (lambda: pretrain(WORLD, out, recipe=TINY), lambda: load_model(out)):
+        with pytest.raises(OutputError, match=f"{name} was changed; restore"):
+            opened()
     (out / name).unlink()
     with pytest.raises(OutputError, match=f"{name} is gone; restore"):
         pretrain(WORLD, out, recipe=TINY)
@@ -82,6 +84,7 @@ import sys
 from attnbalance.finetuning.pretrain import Recipe, pretrain
 from attnbalance.data.statements import World
 from attnbalance.data.synthetic import synthetic_facts
+from attnbalance.models.load import load_model
 recipe = Recipe(layers=1, d_model=16, heads=2, vocabulary=400, steps=60, batch_size=8)
 pretrain(World(synthetic_facts(0, subjects=40, relations=2, answers=4)), sys.argv[1], recipe=recipe)
 """
