@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NoReturn
 
 from typer.core import TyperGroup
@@ -91,5 +91,6 @@ def show_warning(message: Warning | str, category: type[Warning], *_: object) ->
 def _fail(ctx: Any, message: str) -> NoReturn:
     print(f"error: {shortened(message)}", file=sys.stderr)
     if ctx.meta[WANTED]:
-        print_json({"error": shortened(message)}, ctx.invoked_subcommand)
+        with suppress(OSError):  # standard output may be what failed
+            print_json({"error": shortened(message)}, ctx.invoked_subcommand)
     sys.exit(2)

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from typer import Exit
 from typer.core import TyperCommand
 
+from attnbalance.errors import OutputError
 from attnbalance.files.outputs import MARKER, as_folder
 from attnbalance.files.work import HOLDER, LOCK
 
@@ -52,6 +53,8 @@ class Command(TyperCommand):
         if not ctx.meta[WANTED]:
             with _first_process_prints(ctx.info_name):
                 return super().invoke(ctx)
+        if not sys.stdout:  # Python's word for one that is closed
+            raise OutputError("--json writes to standard output, which is closed; leave it out, or open that")
         ending, before = None, dict[Path, tuple[int, int]]()
         with _standard_output_as_error():
             if ctx.info_name in GROWING:
@@ -74,7 +77,7 @@ def wants_json(arguments: Sequence[str]) -> bool:
 def print_json(value: Mapping[str, object], command: str | None) -> None:
     """Print a JSON object about a command on one line, if this process prints; numbers that are not finite are null."""
     if _prints(command):
-        print(json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None)))
+        print(json.dumps(json.loads(json.dumps(value), parse_constant=lambda _: None)), flush=True)
 
 
 def _prints(command: str | None) -> bool:

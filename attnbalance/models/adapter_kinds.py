@@ -58,6 +58,10 @@ PLAIN_LORA = frozenset(
 def unreadable(config: Any) -> str | None:
     """Why a model with an adapter of this configuration cannot be read, as what the adapter is or has; else None."""
     kind, only = str(getattr(config.peft_type, "value", config.peft_type)), "only changes of weights can be read"
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.type in (bool, "bool") and not isinstance(value, bool | None):
+            return f"has {field.name}={value!r} in adapter_config.json, which must be true or false"
     if config.is_prompt_learning:
         return f"is of type {kind}, which puts tokens before the prompt; {only}"
     if kind in UNREADABLE:

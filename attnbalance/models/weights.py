@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from jaxtyping import Bool
 from torch import Tensor
-from torch.nn import Parameter
+from torch.nn import Module, Parameter
 from transformers import PreTrainedModel
 
 from attnbalance.arguments import expects
@@ -86,7 +86,7 @@ def transplants(
 
 @torch.no_grad()
 def _copy_entries(
-    twin: torch.nn.Module, donor: Mapping[str, Parameter], masks: Collection[Mapping[str, Bool[Tensor, ...]]]
+    twin: Module, donor: Mapping[str, Parameter], masks: Collection[Mapping[str, Bool[Tensor, ...]]]
 ) -> None:
     """Put the donor's entries into a model, in place, wherever one of the masks is true."""
     for name, parameter in base_of(twin).named_parameters():
@@ -116,11 +116,33 @@ def differ_outside_weights(a: PreTrainedModel, b: PreTrainedModel) -> bool:
     """Whether two models differ in their buffers or in settings that outputs may depend on (see `changed_settings`)."""
     if changed_settings(a, b):
         return True
-    own, other = dict(a.named_buffers()), dict(b.named_buffers())
+    own, other = _lasting_buffers(a), _lasting_buffers(b)
     return own.keys() != other.keys() or any(
         value.shape != other[name].shape or bool((value != other[name].to(value.device)).any())
         for name, value in own.items()
     )
+
+
+def _lasting_buffers(model: Module) -> dict[str, Tensor]:
+    """The buffers by name, without rotary frequencies that a pass sets by its prompt's length (dynamic NTK, LongRoPE).
+
+    They follow from the settings and from the frequencies of short prompts, which are a buffer of their own.
+    """
+    by_length = [name for name, module in model.named_modules() if _turns_by_length(module)]
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if not (
+            name.endswith("inv_freq")
+            and not name.endswith("original_inv_freq")
+            and name.rpartition(".")[0] in by_length
+        )
+    }
+
+
+def _turns_by_length(module: Module) -> bool:
+    kinds = getattr(module, "rope_type", None)
+    return bool({"dynamic", "longrope"} & set(kinds.values() if isinstance(kinds, dict) else [str(kinds)]))
 
 
 def check_shapes(a: HookedModel, b: HookedModel) -> None:

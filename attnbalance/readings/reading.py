@@ -105,8 +105,9 @@ def concatenate(readings: Sequence[Reading]) -> Reading:
 def difference(a: Reading, b: Reading) -> Reading:
     """The paired difference a - b, prompt by prompt, in a's order.
 
-    A reading does not record the dtype of its model. Read both models in one dtype; otherwise the difference includes
-    rounding errors. Raises `DataError` if the two differ in prompts, layers, number of heads or unit.
+    Prompts are paired by their ids, so that the same facts in two templates are compared too. A reading does not record
+    the dtype of its model. Read both models in one dtype; otherwise the difference includes rounding errors. Raises
+    `DataError` if the two differ in prompt ids, layers, number of heads or unit.
     """
     if set(a.prompt_ids) != set(b.prompt_ids):
         raise DataError(

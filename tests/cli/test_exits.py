@@ -186,6 +186,21 @@ def test_the_program_itself_ends_with_code_2_and_no_traceback(arguments: tuple[s
     assert not (folder / "out").exists()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("redirected", ["> /dev/full", ">&-"])
+@pytest.mark.parametrize("options", ["", "--json"])
+@pytest.mark.parametrize("name", ["facts.jsonl", "none.jsonl"])
+def test_standard_output_that_is_full_or_closed_gives_no_traceback(
+    name: str, options: str, redirected: str, folder: Path
+) -> None:
+    (folder / "facts.jsonl").write_text(json.dumps(FACTS[0].as_dict()) + "\n")
+    command = f"{sys.executable} -m attnbalance.cli {options} facts {folder / name} {redirected}"
+    ended = subprocess.run(command, shell=True, capture_output=True, timeout=300)
+    assert b"Traceback" not in ended.stderr
+    quiet = (name, options, redirected) == ("facts.jsonl", "", ">&-")  # what nobody reads is not missed
+    assert ended.returncode == (0 if quiet else 2), ended.stderr
+
+
 def bad_rows(path: Path, **change: object) -> Path:
     path.write_text(json.dumps(FACTS[0].as_dict() | change) + "\n")
     return path

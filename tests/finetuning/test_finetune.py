@@ -97,11 +97,11 @@ def test_a_run_whose_settings_or_tokenizer_were_changed_is_refused_where_it_is_r
         (lora, "adapter_config.json", {"lora_alpha": 400}),
     )
     for folder, name, changes in edits:
-        before = read_json(folder / name)
-        write_json(folder / name, before | changes)
+        before = (folder / name).read_bytes()
+        write_json(folder / name, read_json(folder / name) | changes)
         with pytest.raises(OutputError, match=f"{folder} must hold .* but {name} was changed; restore"):
             load_model(llama, adapter=folder) if folder == lora else load_model(folder)
-        write_json(folder / name, before)
+        (folder / name).write_bytes(before)
 
 
 def test_a_finished_run_of_which_a_checkpoint_was_changed_is_refused_and_one_without_it_is_not(llama, tmp_path):

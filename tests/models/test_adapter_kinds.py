@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,20 @@ def test_adapters_that_are_more_than_a_change_of_weights_are_refused(
         load_model(model, tokenizer=tiny_tokenizer())
     with pytest.raises(ModelError, match=message):
         load_model(llama_folder, adapter=tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("name", ["use_rslora", "use_dora", "fan_in_fan_out"])
+def test_a_flag_that_is_neither_true_nor_false_is_refused_by_its_name(
+    llama_folder: Path, tmp_path: Path, name: str
+) -> None:
+    """Peft takes "no" for true."""
+    config = peft.LoraConfig(**TARGETS)
+    model: Any = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(llama_folder), config)
+    model.save_pretrained(tmp_path / "adapter")
+    path = tmp_path / "adapter/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: "no"}))
+    with pytest.raises(ModelError, match=f"has {name}='no' in adapter_config.json, which must be true or false"):
+        load_model(llama_folder, adapter=tmp_path / "adapter", tokenizer=tiny_tokenizer())
 
 
 def test_adapters_that_change_weights_can_be_read() -> None:

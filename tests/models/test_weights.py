@@ -184,6 +184,25 @@ def test_buffers_go_with_the_rest(buffer: str) -> None:
     assert torch.equal(logits_of(without.model), own)
 
 
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_frequencies_that_follow_the_length_of_the_last_prompt_are_no_difference(kind: str) -> None:
+    settings = {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4} if kind == "longrope" else {}
+    config = tiny_config("llama", rope_parameters=settings | factors, max_position_embeddings=64)
+    first = hooked(config)
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        first.model(torch.arange(8)[None])
+        second.model(torch.arange(60)[None] % 50)
+        second.model(torch.arange(80)[None] % 50)
+    frequencies = [dict(model.model.named_buffers())["model.rotary_emb.inv_freq"] for model in (first, second)]
+    assert not torch.equal(*frequencies)
+    masks = weight_parts(first)
+    assert changed_parts(first, second, masks) == ()
+    second.model.get_buffer("model.rotary_emb.original_inv_freq").mul_(2)
+    assert changed_parts(first, second, masks) == ("rest",)
+
+
 @pytest.mark.parametrize("family", SINKS)
 def test_sinks_are_attention(family: str) -> None:
     masks = weight_parts(hooked(family))

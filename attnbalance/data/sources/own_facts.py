@@ -27,8 +27,9 @@ SEPARATED = re.compile(r"\s*[^\[\s].*([|;]| / ).*", re.DOTALL)
 ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}\d{0,2}|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
 """A character as HTML writes it, such as "&amp;"."""
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""A control character, such as NUL or a tab."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+"""A control character, such as NUL or a tab, or another that is not seen: a soft hyphen, a space of no width, a mark of
+direction or a byte order mark. Joiners are seen: letters join or stay apart."""
 
 COLLECTION = re.compile(
     r"""(?:c|array|list|tuple|set|frozenset)?\("""
@@ -113,7 +114,7 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
         "a character as HTML writes it (&amp;)": [
             any(map(ENTITY.search, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
-        "a control character, such as NUL": [
+        "a control character or one that is not seen, such as NUL": [
             any(map(CONTROL.search, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
         "an answer in quotation marks, which count as a part of it": [

@@ -167,8 +167,17 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
         ),
         *(((cell, "x"), "a character as HTML writes it") for cell in ("AT&amp;T", "O&#39;Neill", "&#x4e;")),
         *((("A", cell), "a character as HTML writes it") for cell in ("AT&amp;T", "2&frac12;")),
-        *(((cell, "x"), "a control character") for cell in ("A\x00", "A\x07B", "A\tB", "A\x9fB")),
-        (("A", "x\x00y"), "a control character"),
+        *(
+            ((cell, "x"), "a control character or one that is not seen")
+            for cell in ("A\x00", "A\x07B", "A\tB", "A\x9fB")
+        ),
+        (("A", "x\x00y"), "a control character or one that is not seen"),
+        *(((cell, "x"), "a control character or one that is not seen") for cell in ("\ufeffA", "A\u2060B")),
+        *(
+            (("A", f"Bo{cell}nn"), "a control character or one that is not seen")
+            for cell in "\u00ad\u200b\u200e\u200f\u202e\u2066"
+        ),
+        *((("A", cell), "") for cell in ("\u0646\u0645\u06cc\u200c\u062e", "\U0001f469\u200d\U0001f680")),
         (("AT&T", "x"), ""),
         (("A", "Paris / Paree"), "a '|', ';' or ' / ' in one answer"),
         *((("A", cell), "") for cell in ("AT&T", "R&B", "1/5", "AC/DC")),
