@@ -78,8 +78,9 @@ def seen_in_training(specs: Sequence[ModelSpec], prompts: Sequence[Prompt]) -> s
     """How many questions are about training facts of models that `finetune` made, in words; empty if none is.
 
     A fact is a training fact if the run's file of them, or of replayed ones, has its subject and relation. Models whose
-    files were not found are named: a checkpoint that was copied out of its run, or whose run is not finished. So are
-    models that learned from instructions, which runs do not keep, unless each question comes with its context.
+    files were not found are named: a checkpoint that was copied out of its run, or whose run is not finished, and a
+    model that began from one that is gone or was changed since. So are models that learned from instructions, which
+    runs do not keep, unless each question comes with its context.
     """
     asked = [_name(prompt.fact.subject, prompt.fact.relation) for prompt in prompts]
     trained = {spec.label: _trained(spec) for spec in specs}
@@ -110,54 +111,53 @@ class _Learned:
 
 
 def _trained(spec: ModelSpec) -> _Learned:
-    """What a model was trained on in its own run and in the runs that this began from, unless others lie there now.
+    """What a model was trained on in its own run and in the runs that this began from.
 
-    That of a scaled adapter is the run that it was scaled from.
+    The run of a scaled adapter is the one that it was scaled from. A folder that holds another model now, or other
+    files beside it, does not count: its facts are missing.
     """
-    facts, seen, recorded, read = set[tuple[str, str]](), set[Path](), set[str](), {NONE.sha256}
-    instructed = False
-    left: list[tuple[str, object]] = [(spec.model, None), (spec.adapter or _named_base(spec.model), None)]
-    while left:
-        name, fingerprint = left.pop()
+    facts, visited, expected, found = set[tuple[str, str]](), set[Path](), set[str](), {NONE.sha256}
+    all_there, instructed = True, False
+    to_visit: list[tuple[str, object]] = [(spec.model, None), (spec.adapter or _named_base(spec.model), None)]
+    while to_visit:
+        name, fingerprint = to_visit.pop()
         folder = Path(os.path.abspath(name))  # without "..", whose parents are others
         if not folder.is_dir():  # a file or a Hub id, unless a record names it with its whole path
-            recorded |= {name} if Path(name).is_absolute() and not folder.exists() else set()
+            all_there &= not Path(name).is_absolute() or folder.exists()
             continue
         own = read_json(folder / MARKER)
         if fingerprint and own and files_fingerprint(folder) != fingerprint:
-            recorded.add(name)
+            all_there = False
             continue
         folders = {path for start in (folder, folder.resolve()) for path in (start, *_above(start, own.get("kind")))}
-        for path in folders - seen:
-            seen.add(path)
+        for path in folders - visited:
+            visited.add(path)
             record = read_json(path / MARKER)
             if record.get("kind") == SCALED:
                 scaled = _config(record)
                 if isinstance(source := scaled.get("adapter"), str):
-                    left.append((source, scaled.get("adapter_files")))
+                    to_visit.append((source, scaled.get("adapter_files")))
                 else:
-                    recorded.add(str(path))  # which adapter it was, this record does not say
+                    all_there = False  # which adapter it was, this record does not say
             elif record.get("kind") in TRAINED:
                 if isinstance(base := record.get("base"), str):
-                    left.append((base, _config(record).get("model_files")))
+                    to_visit.append((base, _config(record).get("model_files")))
                 instructed |= "instructions_sha256" in _config(record)
                 hashes = _hashes(record)
-                recorded |= set(hashes.values())
+                expected |= set(hashes.values())
                 for part in LEARNED:
                     if (path / FACTS[part]).is_file():
                         rows = read_rows(path / FACTS[part])
                         facts |= {_name(row["subject"], row["relation"]) for row in rows if row.keys() >= NAME}
-                        read.add(hashes.get(part, NONE.sha256))
-    return _Learned(facts, recorded <= read, instructed)
+                        found.add(hashes.get(part, NONE.sha256))
+    return _Learned(facts, all_there and expected <= found, instructed)
 
 
 def _above(folder: Path, kind: object) -> tuple[Path, ...]:
     """The folders above a model that may hold its run's record: of unfinished work, checkpoints lie in it directly."""
-    if kind in (RUN, SCALED):
-        return ()
-    if folder.parent.name == CHECKPOINTS:
-        return (folder.parents[1],)
-    return () if kind == CHECKPOINT else (folder.parent,)
+    if kind is None:
+        return (*folder.parents[:2],)
+    return (folder.parents[1],) if kind == CHECKPOINT and folder.parent.name == CHECKPOINTS else ()
 
 
 def _named_base(model: str) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from attnbalance.errors import OutputError
 from attnbalance.files.outputs import MARKER, check_saved, read_json, without_hash, write_json
@@ -21,6 +23,7 @@ RUN, CHECKPOINT, SCALED, PRETRAINED = "finetune", "finetune checkpoint", "scaled
 """The kinds of a folder that holds a finished run, one checkpoint of it, an adapter with its change scaled, and a
 pretrained model."""
 
+ADAPTER = "adapter_config.json"
 BESIDE_MODEL = ("*.jsonl", "objective_base.json", "trajectory.json")
 """Files of a run that are no part of the model: its facts, and what objectives and validation recorded."""
 
@@ -87,17 +90,34 @@ def refuse_changed(folder: Path, problems: Sequence[str], remove: Path) -> None:
 def check_model(folder: Path) -> None:
     """Raise `OutputError` for a model folder of ours whose weights, configuration or tokenizer were changed.
 
-    It is a run, a checkpoint, a scaled adapter or a pretrained model. The facts of a run and a model card may change.
-    Other folders pass.
+    It is a run, a checkpoint, a scaled adapter or a pretrained model; other folders pass, unless their record is empty.
+    The facts of a run, its other records, a model card and the base that an adapter names may change. An adapter's
+    tokenizer may be gone: that of its base is used.
     """
     record = read_json(folder / MARKER)
     if not record and (folder / MARKER).is_file():
-        refuse_changed(folder, [f"{MARKER} cannot be read"], folder)
-    kind = record.get("kind")
-    if kind == CHECKPOINT:
-        check_files(folder, remove=folder.parent.parent)  # the run's folder
-    if kind in (RUN, SCALED, PRETRAINED):
-        check_files(folder, BESIDE_MODEL)
+        refuse_changed(folder, [f"{MARKER} holds no record"], folder)
+    if record.get("kind") not in (RUN, CHECKPOINT, SCALED, PRETRAINED):
+        return
+    run = folder.parent.parent if record["kind"] == CHECKPOINT else folder
+    check_files(folder, (*BESIDE_MODEL, *_unneeded(folder, record)), run if _is_run(run) else folder)
+
+
+def _is_run(folder: Path) -> bool:
+    return read_json(folder / MARKER).get("kind") == RUN
+
+
+def _unneeded(folder: Path, record: Mapping[str, Any]) -> list[str]:
+    """Recorded files of an adapter that may differ: a tokenizer that is gone, and a config with another base alone."""
+    path, hashes = folder / ADAPTER, record.get("files_sha256")
+    if not path.is_file() or not isinstance(hashes, dict):
+        return []
+    unneeded = [name for name in hashes if not (folder / name).is_file() and not name.endswith(".safetensors")]
+    base = json.dumps(read_json(path).get("base_model_name_or_path"))
+    as_written = path.read_text(encoding="utf-8").replace(base, json.dumps(record.get("base")))
+    if hashlib.sha256(as_written.encode()).hexdigest() == hashes.get(ADAPTER):
+        unneeded.append(ADAPTER)
+    return unneeded
 
 
 def seal(folder: Path) -> None:

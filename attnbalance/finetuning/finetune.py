@@ -10,9 +10,9 @@ from pathlib import Path
 from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import MARKER, as_folder, read_json
-from attnbalance.files.seals import check_files, check_model
+from attnbalance.files.seals import check_files
 from attnbalance.files.work import close_work, is_finished
-from attnbalance.finetuning.runs import CHECKPOINTS, KIND, Run, load_run
+from attnbalance.finetuning.runs import KIND, Run, load_run
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.fingerprint import files_fingerprint
@@ -69,8 +69,6 @@ def run_in(out: Path, config: Mapping[str, object], train: Callable[[], None]) -
     """The finished run in a folder; `train` makes it unless it is there, with the same config and unchanged files."""
     if is_finished(out, KIND, config):
         check_files(out)
-        for checkpoint in (out / CHECKPOINTS).glob("*"):  # those that were removed are not missed
-            check_model(checkpoint)
         now, versions = metadata.version("attnbalance"), read_json(out / MARKER).get("versions")
         if isinstance(versions, dict) and versions.get("attnbalance") not in (None, now):
             warnings.warn(

@@ -52,7 +52,7 @@ def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
 
     Raises `ModelError` for a folder that holds no adapter, another kind than LoRA, or weights that are not a product
     B A (DoRA's magnitudes, whole trained layers, adapters that change the base), or cannot be read; `DataError` for a
-    wrong factor; `OutputError` for a run whose weights were changed, and if `out` cannot be written or holds
+    wrong factor; `OutputError` for a run of which a file was changed, and if `out` cannot be written or holds
     something else.
     """
     check_rate("factor", factor)

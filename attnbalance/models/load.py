@@ -41,7 +41,7 @@ def load_model(
 
     Only safetensors are read. Raises `ModelError` for anything that cannot be loaded, is not a causal language model,
     lacks weights, gives logits that are not numbers, or whose rows differ from those of eager attention; `OutputError`
-    for a run, or a checkpoint of one, whose weights were changed.
+    for a model of ours of which a file was changed (see `check_model`).
 
     Arguments:
         model: a local folder, a Hub id, a folder with a peft adapter (its base is loaded too), a GGUF file (converted

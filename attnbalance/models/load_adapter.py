@@ -88,7 +88,7 @@ def load_adapter(base: Module, adapter: str, base_path: str) -> Module:
     """The base with an adapter on top, unmerged; `base_path` names the base in messages.
 
     Raises `ModelError` for an adapter that is missing, damaged, pickled, not a change of weights, or made for another
-    base; `OutputError` for a run, or a checkpoint of one, whose weights were changed.
+    base; `OutputError` for one of ours of which a file was changed (see `check_model`).
     """
     check_model(Path(adapter))
     made_for = check_adapter(adapter)

@@ -40,8 +40,8 @@ def load_base(
 
     `dtype` defaults to the checkpoint's. Raises `ModelError` for a folder without a config or with pickled weights
     only, for weights that are damaged, missing, of another shape, integers without a quantisation or left
-    out by the config, and for an encoder-decoder model; `OutputError` for a run, or a checkpoint of one, whose weights
-    were changed.
+    out by the config, and for an encoder-decoder model; `OutputError` for a model of ours of which a file
+    was changed (see `check_model`).
     """
     check_model(Path(path))
     check_folder(path)

@@ -22,13 +22,12 @@ KL(base || model) on statements of the world, nats per token. Controls: "no trai
 statement, with the question, or with the question after four answered ones; "constant answer" gives every question its
 relation's most frequent training answer (or, without training facts, the questions' own most frequent answer), which
 looks up nothing. Shortcut rate: the share of wrong answers that are the relation's most frequent training answer (of
-the row's own labels, the first of equally frequent ones), where there is one. "(1 of 2 seeds)": in the other, there is
-none to count. A method that replays generated facts may train on held-out questions, with the base's own answers
-(`replayed_heldout` in result.json); one that replays known facts does not. FT-Top minus FT-Bottom: what training on
-the popular instead of the obscure half is worth, the fits of each seed paired; accuracy on all held-out facts, and on
-each fifth. Intervals: 95%, Student's for the mean over
-seeds; with one seed over facts, by subject, if possible. A simulation on small models, unless the study names a
-model."""
+the row's own labels; of equally frequent ones, the first in the alphabet), where there is one. "(1 of 2 seeds)": in
+the other, there is none to count. A method that replays generated facts may train on held-out questions, with the
+base's own answers (`replayed_heldout` in result.json); one that replays known facts does not. FT-Top minus FT-Bottom:
+what training on the popular instead of the obscure half is worth, the fits of each seed paired; accuracy on all
+held-out facts, and on each fifth. Intervals: 95%, Student's for the mean over seeds; with one seed over facts, by
+subject, if possible. A simulation on small models, unless the study names a model."""
 
 AGREED = (
     "An interval of zero width says that the seeds agreed, not that the mean is known: on shares of few facts, few "

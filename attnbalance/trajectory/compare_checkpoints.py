@@ -76,7 +76,8 @@ def compare_checkpoints(
 
             def write() -> None:
                 trained = specs[-1:]
-                if specs[-1].adapter is None and 0 in checkpoints:  # full checkpoints do not name their base
+                is_adapter = specs[-1].adapter or (Path(specs[-1].model) / "adapter_config.json").is_file()
+                if 0 in checkpoints and not is_adapter:  # a full checkpoint does not name its base
                     trained = [specs[0], *trained]
                 caveat = caveats(trained, prompts, {})  # all have one dtype
                 comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)

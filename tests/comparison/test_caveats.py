@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,30 @@ def test_a_run_inside_another_runs_folder_is_a_run_of_its_own(tmp_path: Path) ->
     prompts = make_prompts(FactSet(FACTS))
     assert "the facts of 1 of these 9" in seen_in_training([ModelSpec("it", str(inner))], prompts)
     assert "the facts of 4 of these 9" in seen_in_training([ModelSpec("it", str(merged))], prompts)
+    deeper = merged / "best"
+    deeper.mkdir()
+    assert "the facts of 4 of these 9" in seen_in_training([ModelSpec("it", str(deeper))], prompts)
+    copy = outer / "mine"  # of another run's checkpoint, and models of ours that stand alone
+    copy.mkdir()
+    for kind in ("finetune checkpoint", "scaled adapter", "pretrain"):
+        marker = {"kind": kind, "config": {"adapter": "owner/name"}}
+        (copy / "attnbalance.json").write_text(json.dumps(marker))
+        assert seen_in_training([ModelSpec("it", str(copy))], prompts) == ""
+
+
+def test_a_model_that_learned_from_instructions_is_named_unless_contexts_give_the_answers(tmp_path: Path) -> None:
+    tuned, prompts = a_run(tmp_path / "tuned", ()), make_prompts(FactSet(FACTS))
+    (tuned / "train.jsonl").unlink()
+    record = {"kind": "finetune", "config": {"facts_sha256": {}, "instructions_sha256": "1a"}}
+    (tuned / "attnbalance.json").write_text(json.dumps(record))
+    after = a_run(tmp_path / "after", FACTS[:2])
+    (after / "attnbalance.json").write_text(json.dumps({"kind": "finetune", "base": str(tuned)}))
+    words = "tuned learned from instructions, which may answer these questions"
+    assert seen_in_training([ModelSpec("tuned", str(tuned)), ModelSpec("base", "base")], prompts) == words
+    seen = "after was finetuned on the facts of 2 of these 9; after learned from instructions, which may answer these"
+    assert seen_in_training([ModelSpec("after", str(after))], prompts) == f"{seen} questions"
+    in_context = [replace(prompt, spans={**prompt.spans, "context": (0, 1)}) for prompt in prompts]
+    assert seen_in_training([ModelSpec("tuned", str(tuned))], in_context) == ""
 
 
 def test_an_adapter_on_a_run_was_trained_on_the_runs_facts(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from short_runs import FACTS, SHORT, SPLIT, TINY, WORLD, short
@@ -104,20 +105,36 @@ def test_a_run_whose_settings_or_tokenizer_were_changed_is_refused_where_it_is_r
         (folder / name).write_bytes(before)
 
 
-def test_a_finished_run_of_which_a_checkpoint_was_changed_is_refused_and_one_without_it_is_not(llama, tmp_path):
+def test_what_a_model_is_read_without_may_change(llama, tmp_path):
+    lora = finetune(llama, SPLIT, tmp_path / "lora", short(lora_rank=2))
+    expected = load_model(lora.path)
+    for folder in (lora.path, lora.checkpoints[4]):
+        write_json(folder / "objective_base.json", {})
+        for path in folder.glob("tokenizer*"):
+            path.unlink()
+    write_json(lora.path / "trajectory.json", {})
+    moved = tmp_path / "moved"
+    shutil.copytree(llama, moved)
+    for folder in (lora.path, lora.checkpoints[4]):
+        config = folder / "adapter_config.json"
+        config.write_text(config.read_text().replace(str(llama), str(moved)))
+        assert f'"{moved}"' in config.read_text()
+        assert load_model(folder).name != expected.name
+        config.write_text(config.read_text().replace('"r": 2', '"r": 3'))
+        with pytest.raises(OutputError, match=r"adapter_config\.json was changed"):
+            load_model(folder)
+
+
+def test_a_changed_checkpoint_away_from_its_run_asks_to_remove_no_other_folder(llama, tmp_path):
     run = finetune(llama, SPLIT, tmp_path / "run", short())
-    folder = run.checkpoints[4]
-    weights = next(folder.glob("*.safetensors"))
-    content = weights.read_bytes()
-    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(OutputError, match=f"{folder} must hold .* but {weights.name} was changed; .* {run.path}"):
-        finetune(llama, SPLIT, run.path, short())
-    (folder / MARKER).write_text("")
-    for opened in (lambda: finetune(llama, SPLIT, run.path, short()), lambda: load_model(folder)):
-        with pytest.raises(OutputError, match=f"{folder} must hold .* but {MARKER} cannot be read"):
-            opened()
-    shutil.rmtree(folder)  # to save space
-    assert finetune(llama, SPLIT, run.path, short()) == run
+    copy = Path(shutil.copytree(run.checkpoints[4], tmp_path / "a/b/copy"))
+    (copy / "config.json").write_text((copy / "config.json").read_text() + " ")
+    with pytest.raises(OutputError, match=f"but config.json was changed; restore them, or remove {copy}, or"):
+        load_model(copy)
+    for record in ("", "{}"):
+        (copy / MARKER).write_text(record)
+        with pytest.raises(OutputError, match=f"{copy} must hold .* but {MARKER} holds no record"):
+            load_model(copy)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

@@ -31,6 +31,7 @@ def test_a_run_is_its_best_checkpoint(base, tmp_path, lora_rank):
     assert run.heldout.facts == SPLIT.heldout.facts
     assert run.train.facts == SPLIT.train.facts
     assert run.shortcuts == SPLIT.train.most_frequent_answers()
+    assert read_json(run.path / MARKER)["tied_relations"] == list(SPLIT.train.tied_relations())
     assert not [p for p in run.path.rglob("*") if p.suffix in (".pt", ".pth", ".bin")]
     assert not list(tmp_path.glob(".*"))
     marker = read_json(run.path / MARKER)

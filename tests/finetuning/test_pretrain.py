@@ -84,7 +84,6 @@ import sys
 from attnbalance.finetuning.pretrain import Recipe, pretrain
 from attnbalance.data.statements import World
 from attnbalance.data.synthetic import synthetic_facts
-from attnbalance.models.load import load_model
 recipe = Recipe(layers=1, d_model=16, heads=2, vocabulary=400, steps=60, batch_size=8)
 pretrain(World(synthetic_facts(0, subjects=40, relations=2, answers=4)), sys.argv[1], recipe=recipe)
 """

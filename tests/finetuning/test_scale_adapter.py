@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from attnbalance.comparison.specs import ModelSpec
 from attnbalance.errors import DataError, ModelError, OutputError
-from attnbalance.files.outputs import read_json
+from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.model_card import CARD
 from attnbalance.finetuning.scale_adapter import scale_adapter
@@ -149,6 +149,7 @@ def test_a_scaled_run_keeps_its_shortcuts(llama, tmp_path):
     run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=2))
     scaled = scale_adapter(scale_adapter(run.path, 0.7, tmp_path / "once"), 0.7, tmp_path / "twice")
     shortcuts = ModelSpec("scaled", str(llama), str(scaled)).run["shortcuts"]
+    assert read_json(scaled / MARKER)["tied_relations"] == list(SPLIT.train.tied_relations())
     assert shortcuts == {relation: list(answers) for relation, answers in run.shortcuts.items()} != {}
 
 

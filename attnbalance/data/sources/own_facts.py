@@ -27,7 +27,7 @@ SEPARATED = re.compile(r"\s*[^\[\s].*([|;]| / ).*", re.DOTALL)
 ENTITY = re.compile(r"&(?:[a-zA-Z]{2,8}\d{0,2}|#\d{1,7}|#x[0-9a-fA-F]{1,6});")
 """A character as HTML writes it, such as "&amp;"."""
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 """A control character, such as NUL or a tab, or another that is not seen: a soft hyphen, a space of no width, a mark of
 direction or a byte order mark. Joiners are seen: letters join or stay apart."""
 
