@@ -129,7 +129,7 @@ def make_all() -> None:
         "real-model-rivals": intervals_table("real-model", RIVALS, COLUMNS),
         "other-relations": intervals_table("other-relations", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
         "own-facts": intervals_table("own-facts", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
-        "own-facts-rates": counts_table(OWN_FACTS, (0, 1)),
+        "own-facts-rates": counts_table(OWN_FACTS, (0, 1, 2)),
         "labels-synthetic": study_table("labels", "synthetic", "bottom", LABELS),
         "labels-popqa": study_table("labels", "popqa", "bottom", LABELS),
         "league-synthetic": study_table("league", "synthetic", "top", LEAGUE),
