@@ -60,6 +60,8 @@ def test_a_flag_that_is_neither_true_nor_false_is_refused_by_its_name(
 
 
 def test_adapters_that_change_weights_can_be_read() -> None:
+    nothing: Any = None  # as null in a config that another program wrote
+    assert unreadable(peft.LoraConfig(**TARGETS, fan_in_fan_out=nothing)) is None
     for config in (peft.LoraConfig(**TARGETS), peft.OFTConfig(**TARGETS), peft.IA3Config(**TARGETS)):
         assert unreadable(config) is None
     assert str(unreadable(peft.ShadowConfig())).startswith("is of type SHADOW, which runs a second model")
