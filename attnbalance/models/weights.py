@@ -128,16 +128,14 @@ def _lasting_buffers(model: Module) -> dict[str, Tensor]:
 
     They follow from the settings and from the frequencies of short prompts, which are a buffer of their own.
     """
-    by_length = [name for name, module in model.named_modules() if _turns_by_length(module)]
-    return {
-        name: buffer
-        for name, buffer in model.named_buffers()
-        if not (
-            name.endswith("inv_freq")
-            and not name.endswith("original_inv_freq")
-            and name.rpartition(".")[0] in by_length
-        )
+    by_length = {
+        f"{module_name}.{name}"
+        for module_name, module in model.named_modules()
+        if _turns_by_length(module)
+        for name, _ in module.named_buffers(recurse=False)
+        if name.endswith("inv_freq") and not name.endswith("original_inv_freq")
     }
+    return {name: buffer for name, buffer in model.named_buffers() if name not in by_length}
 
 
 def _turns_by_length(module: Module) -> bool:

@@ -42,7 +42,7 @@ def find_checkpoints(where: Sequence[str], base: str | None = None) -> dict[int,
             raise ModelError(f"step {step} must have one checkpoint, got {paths[step]} and {path}; leave one out")
         paths[step] = path
     specs = {step: _spec(step, paths[step], base) for step in sorted(paths)}
-    adapters = [path for path in paths.values() if _is_adapter(path)]
+    adapters = [path for path in paths.values() if is_adapter(path)]
     before = base or (split_adapter(str(adapters[0]), None)[0] if adapters else None)
     if base is not None and 0 in specs and not adapters:
         raise ModelError(f"step 0 must be one model, got the base {base} and {paths[0]}; leave one out")
@@ -86,12 +86,13 @@ def _step(path: Path) -> int:
     return recorded
 
 
-def _is_adapter(path: Path) -> bool:
-    return (path / ADAPTER).is_file()  # also beside a config.json; a folder with whole weights, too, is refused
+def is_adapter(path: Path) -> bool:
+    """Whether a folder holds an adapter, also beside a config.json."""
+    return (path / ADAPTER).is_file()  # a folder that has whole weights too is refused
 
 
 def _spec(step: int, path: Path, base: str | None) -> ModelSpec:
     """A checkpoint; an adapter with the base that it is put on, if one is named."""
-    if base is None or not _is_adapter(path):
+    if base is None or not is_adapter(path):
         return ModelSpec(f"step {step}", str(path))
     return ModelSpec(f"step {step}", base, str(path))

@@ -20,7 +20,7 @@ from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load_checkpoints import load_checkpoints
 from attnbalance.report.figures import save
-from attnbalance.trajectory.checkpoints import find_checkpoints
+from attnbalance.trajectory.checkpoints import find_checkpoints, is_adapter
 from attnbalance.trajectory.figures import draw_map
 from attnbalance.trajectory.page import write_page
 from attnbalance.trajectory.sentences import headline
@@ -76,9 +76,8 @@ def compare_checkpoints(
 
             def write() -> None:
                 trained = specs[-1:]
-                is_adapter = specs[-1].adapter or (Path(specs[-1].model) / "adapter_config.json").is_file()
-                if 0 in checkpoints and not is_adapter:  # a full checkpoint does not name its base
-                    trained = [specs[0], *trained]
+                if 0 in checkpoints and not is_adapter(Path(specs[-1].adapter or specs[-1].model)):
+                    trained = [specs[0], *trained]  # a full checkpoint does not name its base
                 caveat = caveats(trained, prompts, {})  # all have one dtype
                 comparison = Comparison(measured, tuple(prompts), settings.reduce, pair, dropped, settings.seed, caveat)
                 trajectory = Trajectory(tuple(checkpoints), comparison)
