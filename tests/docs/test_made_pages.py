@@ -153,3 +153,32 @@ def test_what_popular_facts_are_worth_is_that_of_the_committed_study(made: Modul
     assert (row[3].strip(), row[4].strip()) == (cells[4].strip(), cells[3].strip())  # the popular fifth, all questions
     low, high = (float(end) for end in cells[4].split("[")[1].strip("] ").split(","))
     assert f"[{float(cells[4].split()[0]):.0f} points [{low:.0f}, {high:.0f}]]" in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "index", "title"),
+    [
+        ("ghosal-table2", "Table 2", 0, "FT-Top minus FT-Bottom, PopQA-Controlled"),
+        ("ghosal-fig3", "Figure 3(a)", 0, "the same for subject attention past the first layers"),
+        ("ghosal-fig4", "Figure 4", 0, "FT-Top minus FT-Bottom, less the same on the most popular fifth"),
+        ("ghosal-fig5", "Figure 5", 0, "FT-Top minus FT-Bottom, all of PopQA"),
+        ("ghosal-table3", "Table 3", 0, "FT-Top minus FT-Bottom, MMLU history"),
+        ("goyal-fig2", "Figure 2(c)", 0, "first rise of answers from the context"),
+        ("goyal-fig2", "Figure 2(c)", 1, "fall of these answers after that"),
+        ("goyal-fig3", "Figure 3(b)", 0, "first rise of attention to the context"),
+        ("goyal-fig4", "Figure 4(b)", 2, "how much less these answers fall with context-critical instructions"),
+        ("goyal-fig4c", "Figure 4(c)", 1, "how much less they fall with context-critical SQuAD"),
+        ("goyal-fig5", "Figure 5(a)", 0, "their gain by counterfactual data"),
+        ("goyal-fig5", "Figure 5(c)", 1, "their gain by training W_Q and W_K alone"),
+        ("xu-chen-capitals", "Section 7.1, table", 0, "frequent minus rare capitals, exact match"),
+    ],
+)
+def test_the_papers_experiments_in_the_readme_are_those_of_the_committed_files(
+    name: str, place: str, index: int, title: str
+) -> None:
+    claim = json.loads((ROOT / "benchmarks" / "results" / "papers" / f"{name}.json").read_text())["claims"][index]
+    digits = 2 if name == "ghosal-fig3" else 1
+    mean, low, high = (f"{100 * claim['interval'][end]:+.{digits}f}" for end in ("mean", "low", "high"))
+    row = next(line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| {title}"))
+    assert row.endswith(f"| {mean} [{low}, {high}] | {claim['verdict']} |")
+    assert claim["place"] == place
