@@ -21,7 +21,8 @@ def expects(**kinds: Kind) -> Callable[[Callable[Parameters, Result]], Callable[
     A kind is a type, a list of one type or of a tuple of types (a collection of their instances), a dict of one type
     and one kind (a mapping), or a tuple of kinds of which any will do. A text is no collection of texts. An iterator is
     one only where the parameter's annotation is an `Iterable`: elsewhere it may be gone through twice. Parameters whose
-    annotation is `bool` must be True or False, and are checked first: the text "no" would count as true.
+    annotation is `bool` must be True or False, and are checked first: the text "no" would count as true. True and False
+    are no numbers.
 
     >>> @expects(count=int)
     ... def double(count):
@@ -63,7 +64,8 @@ def fits(value: Any, kind: Kind, once: bool = False) -> bool:
         ((key_kind, item_kind),) = kind.items()
         return isinstance(value, Mapping) and all(fits(k, key_kind) and fits(v, item_kind) for k, v in value.items())
     if not isinstance(kind, list):
-        return isinstance(value, {int: Integral, float: Real}.get(kind, kind))
+        number = {int: Integral, float: Real}.get(kind)
+        return isinstance(value, number or kind) and not (number and isinstance(value, bool))
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return False
     if isinstance(value, Iterator):

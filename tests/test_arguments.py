@@ -63,6 +63,12 @@ def test_a_flag_is_true_or_false_and_no_text_that_counts_as_true() -> None:
         asking("1", loud="no")  # pyright: ignore[reportArgumentType]
 
 
+def test_true_and_false_are_no_numbers() -> None:
+    with pytest.raises(ArgumentError, match=r"taking: count must be int, got True \(bool\)"):
+        taking(True)
+    assert isinstance(True, int)  # which Python itself would let pass
+
+
 def test_an_iterator_is_taken_only_where_it_is_gone_through_once() -> None:
     @expects(parts=[str])
     def joining(parts: Iterable[str]) -> str:

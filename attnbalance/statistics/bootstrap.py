@@ -49,7 +49,7 @@ class Ratios:
 def cluster_ratios(parts: npt.ArrayLike, total: npt.ArrayLike, clusters: Sequence[str]) -> Ratios:
     """The sum of each column of `parts` [prompt, column] over that of `total` [prompt], with clustered errors.
 
-    Raises `DataError` for arrays that do not fit together (see `check_table`).
+    Ratios to a total of 0 are NaN. Raises `DataError` for arrays that do not fit together (see `check_table`).
     """
     table, whole = np.asarray(parts, dtype=float), np.asarray(total, dtype=float)
     check_table(table, whole, clusters)
@@ -58,7 +58,7 @@ def cluster_ratios(parts: npt.ArrayLike, total: npt.ArrayLike, clusters: Sequenc
     sums = np.asarray([np.bincount(inverse, column, n) for column in table.T], dtype=float).reshape(-1, n).T
     totals = np.bincount(inverse, whole, n).astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratio = sums.sum(axis=0) / totals.sum()
+        ratio = sums.sum(axis=0) / (totals.sum() or np.nan)
         residuals = sums - totals[:, None] * ratio
         rounding = 1e-12 * np.abs(table).max(axis=0)
         residuals[:, np.abs(residuals).max(axis=0) <= rounding] = 0.0  # equal up to rounding: no spread

@@ -118,7 +118,7 @@ def ratio_intervals(
     """The share of each column of `parts` [prompt, column] in `total` [prompt], both summed over prompts.
 
     Intervals are those of `mean_intervals`, separate for each column. If the total's own interval contains zero, a
-    share of it is meaningless and the interval is NaN.
+    share of it is meaningless and the interval is NaN. So is the share of a total of 0.
     """
     table, whole = np.asarray(parts, dtype=float), np.asarray(total, dtype=float)
     shares = _ratio_intervals(table, whole, clusters, False, seed)

@@ -256,6 +256,7 @@ def test_shares_of_a_total_add_up_and_a_total_that_may_be_zero_has_none():
     assert intervals[0].low < intervals[0].mean < intervals[0].high
     centred = x[:, :1] - x[:, :1].mean()
     assert math.isnan(ratio_intervals(centred, centred[:, 0] + 1e-3, names)[0].low)
+    assert math.isnan(ratio_intervals([[1.0], [2.0]], [1.0, -1.0], ["a", "b"])[0].mean)
 
 
 def test_shares_of_a_total_hold_the_truth_as_often_as_they_should():
