@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,3 +60,25 @@ def test_controls_are_asked_as_the_methods_are(tmp_path: Path, monkeypatch: pyte
     texts = {template: [prompt.text for prompt in make_prompts(heldout, template)] for template in ("qa", "plain")}
     assert asked_in["heldout-question"] == texts["qa"]  # each wording is kept in a file of its own
     assert [text for name, text in asked_in.items() if name.startswith("heldout-question-")] == [texts["plain"]]
+
+
+@pytest.mark.parametrize("known_in", ["few-shot", "statement"])
+def test_a_base_that_knows_more_than_its_statements_show_is_warned_of(
+    known_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = PreparedWorld({"facts": "synthetic", "subjects": 40, "answers": 3}, 0, tmp_path / "base", False)
+
+    def asked(name: str, prompts: Sequence[Prompt]) -> Recall:
+        return score(prompts, [prompt.fact.answer if known_in in name else "no" for prompt in prompts], {})
+
+    monkeypatch.setattr(world, "_asked", asked)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        world.controls("bottom", ["qa"])
+    said = [str(warning.message) for warning in caught]
+    if known_in == "statement":
+        assert said == []
+    else:
+        assert len(said) == 1
+        assert "(0.0% of the held-out facts of split bottom)" in said[0]
+        assert said[0].endswith("100.0% by the control 'no training: few-shot'")
