@@ -19,7 +19,7 @@ from attnbalance.files.outputs import as_folder, write_json, write_json_lines
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.finetuning.finetune import absolute_model
 from attnbalance.finetuning.output_loss import least_foreseen, read_output_loss, usable_with_input
-from attnbalance.models.fingerprint import files_fingerprint
+from attnbalance.models.fingerprint import check_unchanged, files_fingerprint
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
 
@@ -77,6 +77,7 @@ def context_critical(
     if not results.is_finished():
         with results.working() as work:
             hooked = load_model(base, dtype=dtype, device=device)
+            check_unchanged(base, config["model_files"])
             rows = usable_with_input(hooked, instructions)
             losses = {
                 name: _read(hooked, chosen, work / name, str(config), batch_size, progress)

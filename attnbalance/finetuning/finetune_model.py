@@ -36,7 +36,7 @@ from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.finetuning.training_log import base_completes, base_objective, trajectory
 from attnbalance.models.config_changes import settings_of
-from attnbalance.models.fingerprint import fingerprint
+from attnbalance.models.fingerprint import check_unchanged, fingerprint
 from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.load import load_limits
 from attnbalance.models.load_base import load_base
@@ -127,6 +127,7 @@ def train_run(
     """
     objective, precision = parse_objective(settings.objective), precision_of(settings.schedule)
     trainable = _trainable(base, settings, [*data.train, *(data.validation or ())])
+    check_unchanged(base, config["model_files"])
     about = {
         "config": config,
         "base": base,

@@ -35,6 +35,13 @@ KEPT = ("base_fingerprint", "base_settings", "versions", "shortcuts", "tied_rela
 """What the record of a run says about its base, by which `load_adapter` checks it, and about its answers."""
 
 
+MOST_ERROR = 0.01
+"""The largest change of a scaled B by rounding to its dtype, relative to its norm; bfloat16's own is at most 0.004."""
+
+TINY = 1e-300
+"""Below the norm of any other B than one of zeros, which has no relative error."""
+
+
 @expects(adapter=(str, Path), out=(str, Path))
 def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
     """Write a copy of a LoRA adapter whose change of the weights is `factor` times as large; returns its folder.
@@ -42,7 +49,8 @@ def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
     W + B A becomes W + factor B A. This is a point on the line from the base's weights to the finetuned ones. Wortsman
     et al. (2022, "Robust fine-tuning of zero-shot models") look on this line for models that keep what the base could
     do. They average all weights; here each layer without an adapter is the base's, so it is on the line as well. The
-    product factor B is taken in float32 and rounded to the adapter's dtype. The folder is an adapter like any other,
+    product factor B is taken in float32 and rounded to the adapter's dtype; if this changes it by more than 1%, as
+    where it falls below the dtype's least numbers, it is refused. The folder is an adapter like any other,
     for the same base.
 
     Args:
@@ -52,8 +60,8 @@ def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
 
     Raises `ModelError` for a folder that holds no adapter, another kind than LoRA, or weights that are not a product
     B A (DoRA's magnitudes, whole trained layers, adapters that change the base), or cannot be read; `DataError` for a
-    wrong factor; `OutputError` for a run of which a file was changed, and if `out` cannot be written or holds
-    something else.
+    wrong factor, or one that makes B too large or small for its dtype; `OutputError` for a run of which a file was
+    changed, and if `out` cannot be written or holds something else.
     """
     check_rate("factor", factor)
     source, out = as_folder(adapter), as_folder(out)
@@ -108,6 +116,14 @@ def _scaled(adapter: Path, factor: float) -> dict[str, torch.Tensor]:
         scaled[name] = (tensor.float() * factor).to(tensor.dtype) if match["factor"] == "B" else tensor
         if not bool(scaled[name].isfinite().all()):
             raise DataError(f"{name} of {adapter} times {factor} is not finite in {tensor.dtype}; use a smaller factor")
+        if match["factor"] == "B":
+            before = tensor.double()
+            error = float((scaled[name].double() / factor - before).norm() / before.norm().clamp_min(TINY))
+            if error > MOST_ERROR:
+                raise DataError(
+                    f"{name} of {adapter} times {factor} is too small for {tensor.dtype}, whose rounding would change "
+                    f"it by {error:.1%}; use a larger factor, or save the adapter in float32"
+                )
     return scaled
 
 

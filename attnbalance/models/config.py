@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -22,7 +23,8 @@ def load_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
 
     transformers fetches and runs what a configuration names there (also "flash_attention_2", as a kernel of the Hub,
     if that package is absent). Raises `ModelError` for a configuration that names a kernel of the Hub, unless
-    `trust_remote_code`; and what transformers raises for a configuration that cannot be read.
+    `trust_remote_code`, or an epsilon that is no finite number; and what transformers raises for a configuration that
+    cannot be read.
     """
     if not trust_remote_code:
         content = PreTrainedConfig.get_config_dict(path)[0]
@@ -41,6 +43,9 @@ def load_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     for part in _with_inner(config):
         part._attn_implementation = part._experts_implementation = None  # pyright: ignore[reportAttributeAccessIssue]
+        for name, value in vars(part).items():
+            if "eps" in name and isinstance(value, float) and not math.isfinite(value):
+                raise ModelError(f"{name} in the configuration of {path} must be a finite number, got {value}")
     return config
 
 

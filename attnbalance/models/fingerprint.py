@@ -12,6 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attnbalance.errors import ModelError
 from attnbalance.files.outputs import MARKER, read_json
 from attnbalance.files.seals import hash_file
 
@@ -191,8 +192,8 @@ def files_fingerprint(path: str | Path) -> str | None:
     """SHA-256 of a GGUF file, or over a folder's config, tokenizer, code and weights; for a Hub id, the latest commit.
 
     None for a Hub id that cannot be reached and is not in the cache. Shows, without loading anything, whether a model
-    has changed since something was computed from it. Files are hashed whole: every edit shows, and a copy has the same
-    fingerprint.
+    has changed since something was computed from it. Code that `auto_map` takes from another folder or Hub id counts
+    too. Files are hashed whole: every edit shows, and a copy has the same fingerprint.
     """
     folder = Path(path)
     if folder.is_file():
@@ -203,7 +204,25 @@ def files_fingerprint(path: str | Path) -> str | None:
     digest = hashlib.sha256()
     for file in sorted({file for file in (*named, *_shards(folder)) if file.is_file() and file.name != MARKER}):
         digest.update(f"{os.path.relpath(file, folder)}\0{hash_file(file)}\0\0".encode())
+    for source in _code_elsewhere(folder):
+        local = Path(source)
+        code = [hash_file(file) for file in sorted(local.glob("*.py"))] if local.is_dir() else _hub_commit(source)
+        digest.update(f"{source}\0{code}\0\0".encode())
     return digest.hexdigest()
+
+
+def check_unchanged(path: str, files: str | None) -> None:
+    """Raise `ModelError` unless a model that was just loaded still has the `files_fingerprint` from before."""
+    if files_fingerprint(path) != files:
+        raise ModelError(f"the files of model {path} changed while it was loaded; run the command again")
+
+
+def _code_elsewhere(folder: Path) -> list[str]:
+    """The folders and Hub ids beside a folder from which its `auto_map` takes code ("SOURCE--MODULE.CLASS")."""
+    maps = [read_json(folder / name).get("auto_map") for name in ("config.json", "tokenizer_config.json")]
+    values = [value for named in maps if isinstance(named, dict) for value in named.values()]
+    classes = [name for value in values for name in (value if isinstance(value, list) else [value])]
+    return sorted({name.partition("--")[0] for name in classes if isinstance(name, str) and "--" in name})
 
 
 def _shards(folder: Path) -> list[Path]:

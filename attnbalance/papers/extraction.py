@@ -20,10 +20,10 @@ PARTS = ("train", "frequent", "rare", "test")
 def run(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """The gap between pretraining loss and entropy, and the accuracies during finetuning for each share and rank.
 
-    `settings["model"]` is "one-layer" or "GPT-2". All shares are tested on the same pairs, those after the share
+    `settings["architecture"]` is "one-layer" or "GPT-2". All shares are tested on the same pairs, those after the share
     `settings["spared"]`, so they differ only in the finetuned pairs.
     """
-    return _one_layer(settings) if settings["model"] == "one-layer" else _gpt2(settings)
+    return _one_layer(settings) if settings["architecture"] == "one-layer" else _gpt2(settings)
 
 
 def curve_name(share: float, rank: str = "full") -> str:

@@ -98,7 +98,7 @@ SWEPT = {"multiplicity": "multiplicity K", "share": "finetuning share beta", "un
 
 def _cell(scale: str, model: str, seed: int, **more: Any) -> Cell:
     sizes = SIZES[scale]
-    settings = sizes["data"] | sizes[model] | {"model": model, "seed": seed} | more
+    settings = sizes["data"] | sizes[model] | {"architecture": model, "seed": seed} | more
     parts = [] if settings["pairs"] == sizes["data"]["pairs"] else [f"N{settings['pairs']}"]
     parts += [f"K{settings['multiplicity']}", f"M{settings['universe']}", f"steps{settings['tuning_steps']}"]
     parts += ["beta" + "-".join(f"{share:g}" for share in settings["shares"])]
@@ -153,14 +153,14 @@ def _swept(
     sizes = _scale(results)
     where = sizes["centre"] | {"pairs": sizes["data"]["pairs"], name: value}
     share = where.pop("share")
-    return by_seed(results, lambda result: _best(result, share, part), model=model, **where)
+    return by_seed(results, lambda result: _best(result, share, part), architecture=model, **where)
 
 
 def _harder(results: Sequence[CellResult], universe: int, part: str = "test") -> tuple[float, ...]:
     """GPT-2's accuracy per seed at this value of M in its second sweep."""
     sizes = _scale(results)
     where = sizes["harder"] | {"universe": universe}
-    return by_seed(results, lambda result: _best(result, sizes["centre"]["share"], part), model="GPT-2", **where)
+    return by_seed(results, lambda result: _best(result, sizes["centre"]["share"], part), architecture="GPT-2", **where)
 
 
 def _lines(label: str, x_values: Sequence[float], value: Callable[[Any, str], Sequence[float]]) -> list[Series]:
@@ -212,7 +212,9 @@ def _curves(results: Sequence[CellResult]) -> dict[str, list[Mapping[str, Any]]]
     share, curves = _scale(results)["centre"]["share"], {}
     for result in sorted(results, key=lambda result: result.settings["seed"]):
         for rank in result.settings["ranks"]:
-            curves.setdefault(f"{result.settings['model']}, {rank}", []).append(result.values[curve_name(share, rank)])
+            curves.setdefault(f"{result.settings['architecture']}, {rank}", []).append(
+                result.values[curve_name(share, rank)]
+            )
     return curves
 
 

@@ -40,10 +40,15 @@ def passes(
     }
     if CHAT in forms and tokenizer.chat_template:
         try:
-            asked[CHAT] = as_chat(make_prompts([prompt.fact for prompt in prompts], "plain"), tokenizer)
+            asked[CHAT] = chats(prompts, tokenizer)
         except ModelError as error:
             warnings.warn(f"the model is not asked in a chat: {error}", stacklevel=3)
     return asked | {f"draw {draw}": in_form(FEW_SHOT, prompts, DRAWS * seed + draw) for draw in range(1, DRAWS)}
+
+
+def chats(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> Sequence[Prompt]:
+    """The bare questions in the tokenizer's chat template; raises `ModelError` for one that is missing or refuses."""
+    return as_chat(make_prompts([prompt.fact for prompt in prompts], "plain"), tokenizer)
 
 
 def check_passes(

@@ -196,8 +196,8 @@ def score(
 ) -> Recall:
     """The recall of a model's outputs.
 
-    `shortcuts`: the most frequent training answer, in all its forms, of each relation that has one. Also under
-    containment, a shortcut stands in an output as whole words: "us" is part of "Russia".
+    `shortcuts`: the most frequent training answer, in all its forms, of each relation that has one (no forms: it has
+    none). Also under containment, a shortcut stands in an output as whole words: "us" is part of "Russia".
     """
     check_scoring(scoring)
     names = WHOLE_WORDS if scoring == CONTAINMENT else scoring
@@ -205,7 +205,7 @@ def score(
     right = {by: tuple(is_match(output, prompt.fact.answers, by) for prompt, output in pairs) for by in SCORINGS}
     shortcut = [
         not correct and is_match(output, shortcuts[relation], names)
-        if (relation := prompt.fact.relation) in shortcuts
+        if shortcuts.get(relation := prompt.fact.relation)
         else None
         for correct, (prompt, output) in zip(right[scoring], pairs, strict=True)
     ]

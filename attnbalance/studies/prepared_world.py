@@ -159,7 +159,7 @@ def _warn_of_better_forms(split: str, scores: Mapping[str, Recall]) -> None:
         if gain_interval(gains, answers.subjects).low > 0:
             warnings.warn(
                 f"'kept' and 'extraction ratio' count the facts that the base completes by statement "
-                f"({by_statement.accuracy().mean:.1%} of the held-out facts of split {split}); it knows more than those: "
-                f"{answers.accuracy().mean:.1%} by the control {control!r}",
+                f"({by_statement.accuracy().mean:.1%} of the held-out facts of split {split}); it knows more than "
+                f"those: {answers.accuracy().mean:.1%} by the control {control!r}",
                 stacklevel=3,
             )

@@ -44,8 +44,8 @@ FIELDS: dict[str, Kind] = {
 class StudyRow:
     """One method on one split of one world; None where there is nothing to compare with, or no wrong answer.
 
-    Intervals are over seeds. With a single seed, `extraction`, `kept`, `accuracy`, `gain` and `gap` have intervals over
-    facts, clustered by subject, and the others have none. Controls that train nothing have no `attention`, `new_facts`,
+    Intervals are over seeds. With a single seed, `kept`, `accuracy` and `gain` have intervals over facts, clustered by
+    subject, and the others have none. Controls that train nothing have no `attention`, `new_facts`,
     `kept_facts` and `drift`. These and `shortcut_rate` are means over the seeds that have a value; their `n` is the
     number of those seeds.
 
@@ -227,9 +227,9 @@ def _accuracy(fit: FitResult) -> Interval:
 
 
 def _extraction(fit: FitResult) -> Interval:
-    if not any(fit["stated"]):
-        return Interval(np.nan, np.nan, np.nan, 0)
-    return ratio_intervals(_right(fit)[:, None], _right(fit, "stated"), fit["subjects"])[0]
+    completed = int(_right(fit, "stated").sum())
+    ratio = _right(fit).sum() / completed if completed else np.nan
+    return Interval(float(ratio), np.nan, np.nan, len(fit["correct"]))
 
 
 def _kept(fit: FitResult) -> Interval:
@@ -247,15 +247,13 @@ def _gain(pair: tuple[FitResult, FitResult]) -> Interval:
 def _gap(paired: Sequence[tuple[FitResult, FitResult, FitResult]]) -> Interval:
     """The share of the gap in accuracy between plain finetuning on the bottom and on the top half that is closed.
 
-    It is the ratio of the sums over seeds, or over the facts of a single seed. `ratio_intervals` gives an interval for
-    five seeds or more, if the gap itself differs from zero.
+    It is the ratio of the sums over seeds. `ratio_intervals` gives an interval for five seeds or more, if the gap
+    itself differs from zero.
     """
-    closed = [_right(fit) - _right(bottom) for fit, _, bottom in paired]
-    gap = [_right(top) - _right(bottom) for _, top, bottom in paired]
-    if len(paired) == 1:
-        return ratio_intervals(closed[0][:, None], gap[0], paired[0][0]["subjects"])[0]
+    closed = [(_right(fit) - _right(bottom)).mean() for fit, _, bottom in paired]
+    gap = [(_right(top) - _right(bottom)).mean() for _, top, bottom in paired]
     seeds = [str(fit["seed"]) for fit, _, _ in paired]
-    return ratio_intervals([[part.mean()] for part in closed], [part.mean() for part in gap], seeds)[0]
+    return ratio_intervals([[part] for part in closed], gap, seeds)[0]
 
 
 def _paired(*groups: Sequence[FitResult]) -> list[tuple[Any, ...]]:

@@ -6,22 +6,25 @@ import gc
 from collections.abc import Sequence
 from pathlib import Path
 
+from transformers import PreTrainedTokenizerBase
+
 from attnbalance.arguments import expects
 from attnbalance.comparison.caveats import caveats, unlike_tokens
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, load_spec, refuse_changed, results_config
 from attnbalance.comparison.usable_prompts import usable_prompts
 from attnbalance.data.facts import FactSet
-from attnbalance.data.forms import too_few_subjects
+from attnbalance.data.forms import FORMS, in_form, too_few_subjects
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.usable_facts import without_bad
-from attnbalance.errors import BadRowsError, DataError
+from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.files.outputs import as_folder, replacing, write_json, write_json_lines, write_text
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.load import load_limits
 from attnbalance.readings.knowledge import Knowledge, knowledge
-from attnbalance.readings.passes import check_passes
+from attnbalance.readings.passes import chats, check_passes
 from attnbalance.report.figures import save
+from attnbalance.report.wording import listed
 from attnbalance.survey import changes
 from attnbalance.survey.figures import draw_knowledge
 from attnbalance.survey.tables import answer, as_json, table
@@ -70,7 +73,7 @@ def compare_knowledge(
             for i, spec in enumerate(specs):
                 measured[spec.label], dtypes[spec.label] = _ask(spec, prompts, settings, work / f"model {i}", progress)
             said = [*(answer(*pair) for pair in measured.items()), *changes.sentences(measured)]
-            caveat = caveats(specs, prompts, dtypes, unlike_tokens(specs, prompts, settings))
+            caveat = caveats(specs, prompts, dtypes, *_unlike_forms(specs, prompts, settings))
             words = " ".join([*said, f"{caveat}."] if caveat else said)
             refuse_changed(results.config, specs, settings)
             with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:
@@ -100,6 +103,25 @@ def _usable(
         return prompts
 
     return without_bad(facts, make, skip_bad)
+
+
+def _unlike_forms(specs: Sequence[ModelSpec], prompts: Sequence[Prompt], settings: MeasureSettings) -> list[str]:
+    """Which models are asked something else than the first one, in words: by their tokenizers, and in chats."""
+    limits = [load_limits(spec.model, settings.tokenizer, settings.trust_remote_code, spec.adapter) for spec in specs]
+    asked = [prompt for form in FORMS for prompt in in_form(form, prompts, settings.seed)]
+    first, *others = [_chat_texts(prompts, tokenizer) for tokenizer, _ in limits]
+    unlike = [spec.label for spec, texts in zip(specs[1:], others, strict=True) if first and texts and texts != first]
+    verb = "have" if len(unlike) > 1 else "has"
+    template = f"{listed(unlike)} {verb} another chat template than {specs[0].label}, which changes answers in chats"
+    return [unlike_tokens(specs, asked, settings), template if unlike else ""]
+
+
+def _chat_texts(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The texts of chats about some prompts; none without a template that takes them."""
+    try:
+        return [prompt.text for prompt in chats(prompts, tokenizer)]
+    except ModelError:
+        return []
 
 
 def _ask(

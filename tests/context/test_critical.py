@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,9 @@ from attnbalance.context import critical as module
 from attnbalance.context.critical import context_critical
 from attnbalance.data.instructions import Instruction, InstructionSet
 from attnbalance.data.sources.instructions import load_instructions
-from attnbalance.errors import DataError, OutputError
+from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.finetuning.output_loss import read_output_loss
+from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
 
 NAMES = ("Bife", "Sipi", "Rozi", "Tele", "Ponu")
@@ -90,6 +92,19 @@ def test_a_share_of_the_rows_is_not_rounded_up_by_the_error_of_floats(
         said = context_critical(str(long_llama_folder), rows, tmp_path / f"{share}", share=share)
         assert f"the median output costs {9.5:.2f} nats" in said
         assert len(load_instructions(tmp_path / f"{share}" / "instructions.json")) == count
+
+
+def test_a_model_that_is_replaced_while_it_is_loaded_is_refused(
+    long_llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(path: str, **how: Any) -> HookedModel:
+        config = Path(path) / "config.json"
+        config.write_text(config.read_text() + " ")
+        return load_model(path, **how)
+
+    monkeypatch.setattr(module, "load_model", slow)
+    with pytest.raises(ModelError, match=f"the files of model {long_llama_folder} changed while it was loaded"):
+        context_critical(str(long_llama_folder), ROWS, tmp_path / "out")
 
 
 def test_what_cannot_be_chosen_from_is_refused(long_llama_folder: Path, tmp_path: Path) -> None:

@@ -8,15 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from short_runs import FACTS, SHORT, SPLIT, TINY, WORLD, short
+from short_runs import FACTS, SHORT, SPLIT, TINY, WORLD, short, without_record
 
 from attnbalance.errors import DataError, ModelError, OutputError
 from attnbalance.files.outputs import MARKER, read_json, write_json
+from attnbalance.finetuning import finetune_model
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.pretrain import pretrain
 from attnbalance.finetuning.runs import load_run
 from attnbalance.finetuning.splits import split_facts
 from attnbalance.models.load import load_model
+from attnbalance.models.load_base import load_base
 
 
 def test_a_finished_folder_is_returned_without_loading_torch(llama, tmp_path):
@@ -153,6 +155,38 @@ def test_a_checkpoint_that_was_changed_is_refused_where_it_is_read(lora_rank, ll
     with pytest.raises(OutputError, match=f"{folder / MARKER} was changed: its content must have SHA-256"):
         load_model(folder)
     assert load_model(run.checkpoints[6]).model is not None
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_a_rerun_refuses_a_run_of_which_a_checkpoint_was_changed(lora_rank, llama, tmp_path):
+    settings = short(lora_rank=lora_rank)
+    run = finetune(llama, SPLIT, tmp_path / "run", settings)
+    folder = run.checkpoints[4]
+    for name in (next(folder.glob("*.safetensors")).name, MARKER):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(OutputError, match=name):
+            finetune(llama, SPLIT, tmp_path / "run", settings)
+        (folder / name).unlink()
+        with pytest.raises(OutputError, match=f"{folder} must hold .* but {name} is gone; .* remove {run.path}, or"):
+            finetune(llama, SPLIT, tmp_path / "run", settings)
+        (folder / name).write_bytes(content)
+    assert finetune(llama, SPLIT, tmp_path / "run", settings) == run
+    shutil.rmtree(folder)
+    assert finetune(llama, SPLIT, tmp_path / "run", settings) == run
+
+
+def test_a_base_that_is_replaced_while_it_is_loaded_is_refused(llama, tmp_path, monkeypatch):
+    base = without_record(llama, tmp_path / "base")
+
+    def slow(path, *how):
+        (base / "config.json").write_text((base / "config.json").read_text() + " ")
+        return load_base(path, *how)
+
+    monkeypatch.setattr(finetune_model, "load_base", slow)
+    with pytest.raises(ModelError, match=f"the files of model {base} changed while it was loaded"):
+        finetune(base, SPLIT, tmp_path / "run", short())
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_that_is_gone_is_named(llama, tmp_path):

@@ -218,6 +218,10 @@ def test_a_folder_without_an_adapter_and_an_overflow_are_refused(llama, tmp_path
     half = adapter(llama, tmp_path / "whole", torch.float16)
     with pytest.raises(DataError, match=r"not finite in torch\.float16"):
         scale_adapter(half, 1e9, tmp_path / "scaled")
+    with pytest.raises(DataError, match=r"too small for torch\.float16, whose rounding would change it by"):
+        scale_adapter(half, 1e-8, tmp_path / "scaled")
+    with pytest.raises(DataError, match=r"too small for torch\.float32, whose rounding would change it by 100\.0%"):
+        scale_adapter(adapter(llama, tmp_path / "float32"), 1e-300, tmp_path / "scaled")
     (half / "adapter_model.safetensors").write_bytes(b"junk")
     with pytest.raises(ModelError, match=r"cannot read .*adapter_model\.safetensors"):
         scale_adapter(half, 0.5, tmp_path / "scaled")

@@ -237,6 +237,24 @@ def test_the_code_and_the_templates_of_a_model_count(tmp_path: Path, name: str) 
     assert files_fingerprint(tmp_path) != own
 
 
+def test_code_that_stands_in_another_folder_counts(tmp_path: Path) -> None:
+    """Two files of settings may name it, as one class or as a list of two, of which the second is often null."""
+    model, code = tmp_path / "model", tmp_path / "code"
+    tiny_model("llama").save_pretrained(model)
+    code.mkdir()
+    settings = {"config.json": f"{code}--modeling_own.Own", "tokenizer_config.json": [f"{code}--tokens.Own", None]}
+    for name, value in settings.items():
+        content = json.loads((model / name).read_text()) if (model / name).is_file() else {}
+        plain = json.dumps(content)
+        (model / name).write_text(json.dumps(content | {"auto_map": {"AutoModelForCausalLM": value}}))
+        (code / "modeling_own.py").write_text("SCALE = 1")
+        before = files_fingerprint(model)
+        assert files_fingerprint(model) == before
+        (code / "modeling_own.py").write_text("SCALE = 2")
+        assert files_fingerprint(model) != before
+        (model / name).write_text(plain)
+
+
 def test_quick_sums_are_those_of_the_bytes_as_whole_numbers() -> None:
     """Of sizes that are no multiple of eight bytes, and of a parameter that begins within a storage."""
     storage = torch.randn(64).bfloat16()

@@ -127,6 +127,15 @@ def test_a_model_of_no_positions_is_refused_before_anything_is_measured(limit: i
             load()
 
 
+@pytest.mark.parametrize("epsilon", [float("inf"), float("nan")])
+def test_an_epsilon_that_is_no_number_is_refused_by_name(epsilon: float, llama_folder: Path) -> None:
+    changed(llama_folder, "config.json", rms_norm_eps=epsilon)
+    with pytest.raises(
+        ModelError, match=f"rms_norm_eps in .*{llama_folder.name} must be a finite number, got {epsilon}"
+    ):
+        load_model(llama_folder)
+
+
 @pytest.mark.parametrize("value", [1e30, -1e30, float("inf"), float("nan")])
 def test_weights_that_could_only_give_infinite_numbers_are_refused_by_name(value: float, llama_folder: Path) -> None:
     weights = load_file(llama_folder / "model.safetensors")

@@ -16,9 +16,9 @@ from attnbalance.theory.acquisition import Setting, Stages, acquire, extract
 from attnbalance.theory.sentences import CONTEXT, make_sentences
 
 DATA = {"pairs": 6, "frequent": 0.5, "spared": 0.5, "multiplicity": 2, "universe": 4, "seed": 3}
-ONE_LAYER = DATA | {"model": "one-layer", "neurons": 3, "rates": [0.1, 0.1, 0.1], "stage_steps": [3, 3, 3]}
+ONE_LAYER = DATA | {"architecture": "one-layer", "neurons": 3, "rates": [0.1, 0.1, 0.1], "stage_steps": [3, 3, 3]}
 ONE_LAYER |= {"tuning_rate": 0.1, "tuning_steps": 4, "shares": [0.4], "ranks": ["full", "rank 1"]}
-GPT2 = DATA | {"model": "GPT-2", "layers": 1, "d_model": 16, "heads": 2, "rate": 1e-2, "steps": 5}
+GPT2 = DATA | {"architecture": "GPT-2", "layers": 1, "d_model": 16, "heads": 2, "rate": 1e-2, "steps": 5}
 GPT2 |= {"tuning_rate": 1e-3, "tuning_steps": 4, "shares": [0.4], "ranks": ["full"]}
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -450,6 +450,17 @@ def test_every_figure_of_the_papers_is_known_by_a_name_of_its_own(llama_folder: 
 
 
 @pytest.mark.usefixtures("real_figures")
+def test_cells_name_as_sources_only_what_was_given(llama_folder: Path) -> None:
+    """A folder takes its sources from its cells: a simulation's own settings must not stand under their names."""
+    sources = Sources("popqa", str(llama_folder), "rows.json", "conflicts.json", "questions.csv", "squad.json")
+    given = {field.name: getattr(sources, field.name) for field in fields(sources)}
+    for paper_figure in reproduction.figures().values():
+        for cell in paper_figure.cells("tiny", range(2), sources):
+            named = {name: cell.settings[name] for name in given if name in cell.settings}
+            assert named == {name: given[name] for name in named}, cell.name
+
+
+@pytest.mark.usefixtures("real_figures")
 def test_a_wrong_name_on_the_command_line_lists_the_figures_and_exits_with_2(tmp_path: Path) -> None:
     done = subprocess.run(command(tmp_path / "out", "fig2"), capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
@@ -477,18 +488,17 @@ def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
         }
     ]
     (tmp_path / "squad.json").write_text(json.dumps({"version": "1.1", "data": squad}))
-    answer = reproduce(
-        ["all"],
-        tmp_path / "out",
-        scale="tiny",
-        seeds=2,
-        facts=f"popqa:{popqa}",
-        model=str(stories),
-        instructions=str(tmp_path / "rows.json"),
-        conflicts=str(world_facts),
-        choices=str(mmlu / "val" / "prehistory_val.csv"),
-        squad=str(tmp_path / "squad.json"),
-    )
+    given: dict[str, Any] = {
+        "scale": "tiny",
+        "seeds": 2,
+        "facts": f"popqa:{popqa}",
+        "model": str(stories),
+        "instructions": str(tmp_path / "rows.json"),
+        "conflicts": str(world_facts),
+        "choices": str(mmlu / "val" / "prehistory_val.csv"),
+        "squad": str(tmp_path / "squad.json"),
+    }
+    answer = reproduce(["all"], tmp_path / "out", **given)
     assert "not run" not in answer
     page = (tmp_path / "out" / "report.html").read_text()
     for name in reproduction.figures():
@@ -497,3 +507,7 @@ def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
         assert not any(claim["scored"] for claim in saved["claims"])
         assert f'<h2 id="{name}">' in page
         assert f'<a href="#{name}">' in page  # in the table of all figures and tables
+    cells = {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").glob("*.json")}
+    assert "not run" not in reproduce(["all"], tmp_path / "out", **given)  # a rerun finds all cells
+    assert "not run" not in reproduce(["all"], tmp_path / "out", scale="tiny", seeds=2)  # their sources, too
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").glob("*.json")} == cells

@@ -30,7 +30,7 @@ def made_up(accuracy: Any) -> list[CellResult]:
     for cell in FIGURES["xu-chen-fig2"].cells("small", (0, 1, 2), Sources()):
         s, values = cell.settings, {"gap": 0.0}
         for share in s["shares"]:
-            top = accuracy(s["model"], s["multiplicity"], s["universe"], share) + 0.001 * s["seed"]
+            top = accuracy(s["architecture"], s["multiplicity"], s["universe"], share) + 0.001 * s["seed"]
             top /= 2 if s["pairs"] == 150 else 1
             curve = {name: [0.0, top, 0.0] for name in ("train", "frequent", "rare", "test")}
             values[curve_name(share)] = {"steps": [0, 1, 2]} | curve

@@ -86,6 +86,7 @@ def test_the_shortcut_stands_as_whole_words_under_each_scoring():
         EXACT_MATCH,
     ).shortcut == (False,)
     assert score(prompts, ["The US."], shortcuts, EXACT_MATCH).shortcut == (True,)
+    assert score(prompts, ["The US."], {"country": ()}).shortcut == (None,)  # no answer is no answer never given
 
 
 def test_without_wrong_answers_of_a_trained_relation_there_is_no_shortcut_rate():

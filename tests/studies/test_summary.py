@@ -71,6 +71,21 @@ def test_a_single_seed_has_intervals_over_facts() -> None:
     width = 1.96 * math.sqrt(0.25 / 200)
     assert row.accuracy.high - row.accuracy.low == pytest.approx(2 * width, rel=0.15)
     assert row.extraction.mean == pytest.approx(np.mean(correct))
+    assert math.isnan(row.extraction.low)  # how a ratio of two counts varies over facts isn't known
+
+
+def test_a_single_seed_that_loses_nothing_has_no_ratio_of_zero_width() -> None:
+    everything = [1] * 24
+    (row,) = study_rows([a_fit("plain", "top", 0, everything, everything)])
+    assert row.extraction.mean == row.kept.mean == 1
+    assert math.isnan(row.extraction.low)
+    assert row.kept.low == pytest.approx(24 / (24 + 1.96**2), abs=1e-3)  # Wilson's end of 24 of 24
+    halves = [a_fit("plain", split, 0, right, everything) for split, right in (("top", [1] * 24), ("bottom", [0] * 24))]
+    rows = study_rows([*halves, a_fit("new", "bottom", 0, [0, 1] * 12, everything)])
+    gap = next(row.gap for row in rows if row.method == "new")
+    assert gap is not None
+    assert gap.mean == 0.5
+    assert math.isnan(gap.low)
 
 
 def test_a_seed_whose_base_completes_none_leaves_the_ratio_unknown() -> None:

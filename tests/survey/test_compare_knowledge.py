@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from base_oracle import SPORTS, TOWNS
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec
 from attnbalance.data.facts import FactSet
@@ -120,3 +120,25 @@ def test_models_of_two_dtypes_are_said_to_be_of_two(long_llama_folder: Path, tmp
     specs = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(rounded))]
     answer = compare_knowledge(specs, FACTS, HOW, tmp_path / "out")
     assert "a was read in float32 and b in bfloat16, so small differences may be rounding" in answer
+
+
+def test_models_that_are_asked_differently_are_named(long_llama_folder: Path, tmp_path: Path) -> None:
+    """The same weights twice: another chat template, and another split of the line breaks of few-shot prompts."""
+    other = tmp_path / "other"
+    shutil.copytree(long_llama_folder, other)
+    for folder, template in ((long_llama_folder, "{{ messages[0].content }}"), (other, "Q: {{ messages[0].content }}")):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer.chat_template = template
+        tokenizer.save_pretrained(folder)
+    specs = [ModelSpec("a", str(long_llama_folder)), ModelSpec("b", str(other))]
+    answer = compare_knowledge(specs, FACTS, HOW, tmp_path / "out")
+    assert answer.endswith("b has another chat template than a, which changes answers in chats.")
+    tokenizer = AutoTokenizer.from_pretrained(long_llama_folder)
+    tokenizer.add_tokens(["\n\n"])  # only few-shot prompts have such lines
+    tokenizer.save_pretrained(other)
+    model = AutoModelForCausalLM.from_pretrained(other)
+    model.resize_token_embeddings(len(tokenizer))
+    model.save_pretrained(other)
+    answer = compare_knowledge(specs, FACTS, HOW, tmp_path / "again")
+    assert answer.endswith("b splits these prompts into different tokens than a, which changes answers.")
+    assert "chat template" not in answer
