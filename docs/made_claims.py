@@ -61,10 +61,11 @@ def printed_table() -> str:
 
 def claim_row(claim: Mapping[str, Any]) -> list[str]:
     """A claim's verdict, text and number."""
-    unmet = "; ".join(f"{it['says']}: {it['measured']}" for it in claim["setting"] if not it["met"])
+    unmet = [it for it in claim["setting"] if not it["met"]]
+    conditions = "; ".join(f"{it['says']}: {it['measured']}" for it in unmet or claim["setting"])
     where = claim["place"] or "an extension"
     mean, low, high = (claim["interval"][name] for name in ("mean", "low", "high"))
     number = f"{mean:+.3g}" + ("" if low is None else f" [{low:+.3g}, {high:+.3g}]")
-    outside = f", outside its setting ({unmet})" if unmet else ""
+    standing = f", {'outside' if unmet else 'in'} its setting ({conditions})" if claim["place"] and conditions else ""
     least = f"{claim['least']:g}"
-    return [claim["verdict"], claim["says"], where + outside, claim["measured"], number, least, claim["printed"]]
+    return [claim["verdict"], claim["says"], where + standing, claim["measured"], number, least, claim["printed"]]

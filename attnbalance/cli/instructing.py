@@ -117,6 +117,7 @@ def instruct(
     from attnbalance.data.sources.instructions import load_instructions, load_names
     from attnbalance.finetuning.instruct import instruct as run
     from attnbalance.finetuning.settings import FinetuneSettings
+    from attnbalance.report.wording import left_out
 
     settings = FinetuneSettings(
         steps=steps,
@@ -149,7 +150,7 @@ def instruct(
         f"Trained on {times}{again} of {done.instructions['source']}; validated on {done.instructions['validation']}."
     )
     if done.dropped:
-        print(f"Left out: {', '.join(f'{count} ({why})' for why, count in done.dropped.items())}.")
+        print(left_out(done.dropped))
     say_best(done, out)
     adapter = f"{done.base}+" if settings.has_adapters else ""
     models = [f"step-{step}={adapter}{path}" for step, path in done.checkpoints.items()]

@@ -25,6 +25,7 @@ from attnbalance.files.outputs import as_folder, replacing, write_json, write_js
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.readings.reliance import Reliance, read_reliance, reliance_budgets
 from attnbalance.report.figures import draw_curves, save
+from attnbalance.report.wording import left_out
 
 KIND = "context"
 
@@ -82,9 +83,10 @@ def compare_context(
                     spec, prompts, settings, work / f"model {i}", str(results.config), progress
                 )
             caveat = caveats(specs, prompts, dtypes, unlike_tokens(specs, prompts, settings))
-            words = f"{answer(measured)} {caveat}." if caveat else answer(measured)
+            dropped = {**conflicts.dropped, **dropped}
+            words = " ".join(filter(None, [answer(measured), caveat and f"{caveat}.", left_out(dropped)]))
             refuse_changed(results.config, specs, settings)
-            with results.writing(work, answer=words, dropped={**conflicts.dropped, **dropped}) as folder:
+            with results.writing(work, answer=words, dropped=dropped) as folder:
                 _write(measured, folder, settings.seed)
     return results.close()
 

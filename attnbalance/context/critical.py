@@ -22,6 +22,7 @@ from attnbalance.finetuning.output_loss import least_foreseen, read_output_loss,
 from attnbalance.models.fingerprint import check_unchanged, files_fingerprint
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_model
+from attnbalance.report.wording import left_out
 
 KIND = "context-critical"
 
@@ -107,12 +108,12 @@ def _read(model: HookedModel, rows: InstructionSet, work: Path, key: str, batch_
 
 def _answer(losses: Mapping[str, Tensor], count: int, least: float, dropped: Mapping[str, int]) -> str:
     medians = {name: median(values.tolist()) for name, values in losses.items()}
-    left_out = f" Left out: {', '.join(f'{n} ({why})' for why, n in dropped.items())}." if dropped else ""
-    return (
+    words = (
         f"Of {len(losses['with input'])} instructions with an input, the median output costs "
         f"{medians['with input']:.2f} nats a token with the input and {medians['without input']:.2f} without it. Kept: "
-        f"{count}, with {least:.2f} nats or more without it.{left_out}"
+        f"{count}, with {least:.2f} nats or more without it."
     )
+    return f"{words} {left_out(dropped)}".strip()
 
 
 def _write(folder: Path, rows: InstructionSet, losses: dict[str, Tensor], chosen: set[int]) -> None:

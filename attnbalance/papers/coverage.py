@@ -53,7 +53,10 @@ PRINTED = (
     Printed(XU_CHEN, "Section 7.1, table", "Llama-3.2-1B on capitals of PopQA", ("xu-chen-capitals",)),
     Printed(XU_CHEN, "Table 3", "architectures", ("xu-chen-table3",)),
     Printed(
-        XU_CHEN, "Figure 5", "attention after training", instead="`ghosal-fig6` and tutorial 06 draw such attention"
+        XU_CHEN,
+        "Figure 5",
+        "attention after training",
+        instead="not drawn; tutorial 07 tests what it shows (`xu_chen.proposition_1`)",
     ),
     Printed(XU_CHEN, "Figure 6", "overtraining", ("xu-chen-steps",)),
     Printed(GOYAL, "Figure 1", "the inversion, and its cause", instead=DRAWING),

@@ -17,6 +17,7 @@ from attnbalance.errors import DataError
 from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, by_seed, over_seeds
 from attnbalance.papers.small_gpt2 import IGNORED, Training, train_gpt2
 from attnbalance.papers.sources import Sources, facts_of
+from attnbalance.papers.xu_chen import gpt2_condition
 
 PHRASES = (
     "{film} was directed by {name}",
@@ -206,6 +207,7 @@ def _claims(results: Sequence[CellResult]) -> list[Claim]:
     many = _multiplicities(results)
     few, most = (_matches(results, k) for k in (many[0], many[-1]))
     measured, says = "difference in exact match", "unseen films are answered more often with"
+    setting = (gpt2_condition(results[0].settings),)
     half, least = f"{SHARES[-1]:.0%}", f"{SHARES[0]:.0%}"
     return [
         Claim(
@@ -214,6 +216,7 @@ def _claims(results: Sequence[CellResult]) -> list[Claim]:
             tuple(b[-1] - a[-1] for a, b in zip(few, most, strict=True)),
             place="Figure 4",
             least=LEAST,
+            setting=setting,
         ),
         Claim(
             f"{says} {half} of the films finetuned than with {least} ({many[-1]} phrasings)",
@@ -221,6 +224,7 @@ def _claims(results: Sequence[CellResult]) -> list[Claim]:
             tuple(rates[-1] - rates[0] for rates in most),
             place="Figure 4",
             least=LEAST,
+            setting=setting,
         ),
     ]
 

@@ -19,7 +19,18 @@ from attnbalance.finetuning.choice_answers import read_choices
 from attnbalance.finetuning.instruct import instruct
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_limits, load_model
-from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, Workload, minus, over_seeds
+from attnbalance.papers.figure import (
+    Cell,
+    CellResult,
+    Claim,
+    Condition,
+    Panel,
+    PaperFigure,
+    Series,
+    Workload,
+    minus,
+    over_seeds,
+)
 from attnbalance.papers.finetuned import (
     BASE,
     LOSS,
@@ -32,6 +43,7 @@ from attnbalance.papers.finetuned import (
 )
 from attnbalance.papers.ghosal_popqa import GRIDS, LEAST, PARAMETERS, TRAINING
 from attnbalance.papers.sources import Sources, choices_of, model_of
+from attnbalance.report.wording import listed
 
 PARTS = ("top", "bottom", "whole")
 """The half of the training questions whose right letter the base finds most probable, the other half, and all."""
@@ -136,11 +148,13 @@ def _workload(settings: Mapping[str, Any]) -> Workload:
 def _ask_untrained(model: HookedModel, trained: InstructionSet, tested: InstructionSet) -> dict[str, Any]:
     """What the model takes before training, and the training questions' most frequent letter."""
     answers = read_choices(model, tested)
+    numbers = {len(row.choices) for row in (*trained.rows, *tested.rows) if isinstance(row, Choice)}
     letters = Counter(row.answer for row in trained.rows if isinstance(row, Choice))
     usual = max(sorted(letters), key=letters.__getitem__)
     return {
         "zero-shot": {"right": list(map(int, answers.right))},
         "constant letter": {"right": [int(row.answer == usual) for row in answers.questions]},
+        "choices": sorted(numbers),
         "parameters": sum(weight.numel() for weight in model.model.parameters()),
         "chat": bool(model.tokenizer.chat_template),
     }
@@ -159,10 +173,16 @@ def _panels(results: Sequence[CellResult]) -> list[Panel]:
     return [Panel("Table 3", "", "accuracy, held-out questions", (points,))]
 
 
+def _four_choices(results: Sequence[CellResult]) -> Condition:
+    numbers = {number for result in results if result.settings["split"] == BASE for number in result.values["choices"]}
+    return Condition("every question has four choices", listed(list(map(str, sorted(numbers)))), numbers == {4})
+
+
 def _claims(results: Sequence[CellResult]) -> list[Claim]:
     setting = (
         model_condition(results, "a base model of 7 billion parameters", *PARAMETERS),
         grid_condition(results, "all configurations of Table 4 are tried, and all questions tested"),
+        _four_choices(results),
     )
     rates = {part: by_tuned(results, part, accuracy) for part in PARTS}
 

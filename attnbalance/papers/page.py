@@ -145,13 +145,13 @@ def lines(claims: Sequence[Claim]) -> list[str]:
 
 
 def standing(claim: Claim) -> str:
-    """Where a paper states a claim, and what of its setting is missing."""
+    """Where a paper states a claim, and what of its setting is missing; if nothing is, what its setting is."""
     if not claim.place:
         return "an extension"
-    if not claim.unmet:
-        return claim.place
-    missing = "; ".join(f"{condition.says}: {condition.measured}" for condition in claim.unmet)
-    return f"{claim.place}, outside its setting: {missing}"
+    conditions = "; ".join(f"{condition.says}: {condition.measured}" for condition in claim.unmet or claim.setting)
+    if claim.unmet:
+        return f"{claim.place}, outside its setting: {conditions}"
+    return f"{claim.place}, in its setting: {conditions}" if conditions else claim.place
 
 
 def number(claim: Claim) -> str:

@@ -8,7 +8,17 @@ from typing import Any
 
 from attnbalance.papers import architectures
 from attnbalance.papers.extraction import curve_name, run
-from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, best_elsewhere, by_seed
+from attnbalance.papers.figure import (
+    Cell,
+    CellResult,
+    Claim,
+    Condition,
+    Panel,
+    PaperFigure,
+    Series,
+    best_elsewhere,
+    by_seed,
+)
 from attnbalance.papers.sources import Sources
 from attnbalance.statistics.intervals import Interval, seed_interval
 
@@ -94,6 +104,20 @@ LEAST = 0.01
 """The smallest difference in accuracy that counts: one percentage point."""
 PLACES = {"multiplicity": "Figures 2(a), 3(a)", "share": "Figures 2(a), 3(a)", "universe": "Figures 2(b), 3(b)"}
 SWEPT = {"multiplicity": "multiplicity K", "share": "finetuning share beta", "universe": "universal phrases M"}
+
+
+def gpt2_condition(settings: Mapping[str, Any]) -> Condition:
+    """Whether a GPT-2 with these settings has the paper's layers and heads; the text we used lacks its width."""
+    layers, heads = settings["layers"], settings["heads"]
+    return Condition("a GPT-2 of 12 layers and 12 heads", f"{layers} layers, {heads} heads", layers == heads == 12)
+
+
+def _setting(results: Sequence[CellResult], model: str) -> tuple[Condition, ...]:
+    """The paper's setting of one of `MODELS`; it is silent on the sizes of the one-layer model (see `SIZES`)."""
+    settings = next(result.settings for result in results if result.settings["architecture"] == model)
+    if model == "GPT-2":
+        return (gpt2_condition(settings),)
+    return (Condition("the one-layer model of Section 2", f"{settings['neurons']} neurons for each answer", met=True),)
 
 
 def _cell(scale: str, model: str, seed: int, **more: Any) -> Cell:
@@ -191,20 +215,20 @@ def figure_2_claims(results: Sequence[CellResult]) -> list[Claim]:
     """Three trends per model, and M's twice for GPT-2: accuracy at one end of a sweep minus that at the other."""
     sizes, claims = _scale(results), []
 
-    def trend(says: str, name: str, swept: Callable[[Any], Sequence[float]], place: str = "") -> Claim:
+    def trend(says: str, name: str, swept: Callable[[Any], Sequence[float]], model: str, place: str = "") -> Claim:
         low, high = (swept(sizes[name][end]) for end in (0, -1))
         values = tuple((a - b) if name == "universe" else (b - a) for a, b in zip(low, high, strict=True))
         measured = f"difference between {sizes[name][0]:g} and {sizes[name][-1]:g}"
-        return Claim(says, measured, values, place=place, least=LEAST)
+        return Claim(says, measured, values, place=place, least=LEAST, setting=_setting(results, model))
 
     for model in MODELS:
         for name, label in SWEPT.items():
             verb = "falls" if name == "universe" else "rises"
             says = f"{model}: accuracy on pairs not finetuned {verb} with {label}"
-            claims.append(trend(says, name, partial(_swept, results, model, name), PLACES[name]))
+            claims.append(trend(says, name, partial(_swept, results, model, name), model, PLACES[name]))
     harder = sizes["harder"]
     says = f"{claims[-1].says}, with K = {harder['multiplicity']} and {harder['pairs']} pairs"
-    return [*claims, trend(says, "universe", partial(_harder, results), PLACES["universe"])]
+    return [*claims, trend(says, "universe", partial(_harder, results), "GPT-2")]
 
 
 def _curves(results: Sequence[CellResult]) -> dict[str, list[Mapping[str, Any]]]:
@@ -251,6 +275,7 @@ def steps_claims(results: Sequence[CellResult]) -> list[Claim]:
             place="Appendix D" if label == "one-layer, full" else "",
             least=LEAST,
             printed="may decrease" if label == "one-layer, full" else "",
+            setting=_setting(results, label.partition(",")[0]),
         )
         for label, by_rank in curves.items()
     ]
@@ -274,7 +299,7 @@ FIGURES = (
         "questions, as in the paper; this favours curves that fluctuate. All shares are tested on the same questions. "
         "A rare pair's phrase is one of the universal ones; with its own phrase it is never extracted. GPT-2 sweeps M "
         "twice. The second sweep has K = 1, so that no other phrase compensates for one that finetuning does not "
-        "cover, and more pairs, since with few pairs it extracts almost nothing at any M.",
+        "cover, and more pairs, since with few pairs it extracts almost nothing at any M; it is an extension.",
         figure_2_cells,
         run,
         figure_2_panels,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -64,6 +64,16 @@ def layers(numbers: Sequence[int]) -> str:
 def listed(parts: Sequence[str]) -> str:
     """Words as a list: "a", "a and b", "a, b and c"."""
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def left_out(dropped: Mapping[str, int]) -> str:
+    """How many rows were left out, by reason, as a sentence; empty if none were.
+
+    >>> left_out({"no output": 15})
+    'Left out: 15 (no output).'
+    """
+    reasons = ", ".join(f"{count:,} ({reason})" for reason, count in dropped.items() if count)
+    return f"Left out: {reasons}." if reasons else ""
 
 
 def popularity(value: float) -> str:

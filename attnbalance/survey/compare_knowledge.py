@@ -24,7 +24,7 @@ from attnbalance.models.load import load_limits
 from attnbalance.readings.knowledge import Knowledge, knowledge
 from attnbalance.readings.passes import chats, check_passes
 from attnbalance.report.figures import save
-from attnbalance.report.wording import listed
+from attnbalance.report.wording import left_out, listed
 from attnbalance.survey import changes
 from attnbalance.survey.figures import draw_knowledge
 from attnbalance.survey.tables import answer, as_json, table
@@ -74,9 +74,10 @@ def compare_knowledge(
                 measured[spec.label], dtypes[spec.label] = _ask(spec, prompts, settings, work / f"model {i}", progress)
             said = [*(answer(*pair) for pair in measured.items()), *changes.sentences(measured)]
             caveat = caveats(specs, prompts, dtypes, *_unlike_forms(specs, prompts, settings))
-            words = " ".join([*said, f"{caveat}."] if caveat else said)
+            dropped = {**facts.dropped, **dropped}
+            words = " ".join(filter(None, [*said, caveat and f"{caveat}.", left_out(dropped)]))
             refuse_changed(results.config, specs, settings)
-            with results.writing(work, answer=words, dropped={**facts.dropped, **dropped}) as folder:
+            with results.writing(work, answer=words, dropped=dropped) as folder:
                 _write(measured, folder)
     return results.close()
 

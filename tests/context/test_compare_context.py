@@ -111,6 +111,7 @@ def test_the_command_reads_a_file_of_conflicts_and_swaps_facts(long_llama_folder
     )
     assert code == 0, text
     assert "Of 6 conflicts a answers" in text.replace("\n", " ")
+    assert "Left out: 1 (the context holds no accepted answer)." in text.replace("\n", " ")
     assert json.loads((out / "attnbalance.json").read_text())["dropped"] == {"the context holds no accepted answer": 1}
     facts = [{"subject": name, "relation": "capital", "answers": [name[::-1]]} for name in ("Oslo", "Rome", "Bern")]
     (tmp_path / "facts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in facts))

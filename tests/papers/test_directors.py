@@ -68,6 +68,7 @@ def test_cells_become_panels_and_claims_with_one_value_a_seed(facts: str) -> Non
     for panel in POPQA.panels(results):
         assert all(len(series.x) == len(series.y) for series in panel.series)
     assert all(len(claim.values) == 2 for claim in POPQA.claims(results))
+    assert not any(claim.scored for claim in POPQA.claims(results))  # a GPT-2 of one layer is not the paper's
 
 
 def test_too_few_films_and_too_many_phrasings_cannot_be() -> None:

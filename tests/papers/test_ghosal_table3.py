@@ -94,13 +94,14 @@ def test_what_a_cell_will_read_is_counted_by_hand(sources: Sources) -> None:
     assert all("Which is" in text and text[-2:] in (" A", " B", " C") for text in whole.trained)
 
 
-def hand_made(scale: str = "paper", parameters: int = 7_000_000_000) -> list[CellResult]:
+def hand_made(scale: str = "paper", parameters: int = 7_000_000_000, choices: int = 4) -> list[CellResult]:
     rates = {"top": 4, "bottom": 1, "whole": 3}
     parts: dict[str, dict[str, Any]] = {
         name: {"right": [1] * count + [0] * (5 - count), LOSS: 1.0} for name, count in rates.items()
     }
     no = {"right": [0] * 5}
     base = {"zero-shot": no, "constant letter": no, "parameters": parameters, "chat": False}
+    base["choices"] = [choices]
     return [
         CellResult({"split": name, "seed": seed, "model": "a/m", "scale": scale}, values)
         for seed in (0, 1)
@@ -112,5 +113,5 @@ def test_claims_are_the_hand_worked_differences_in_the_papers_setting() -> None:
     claims = TABLE.claims(hand_made())
     assert [claim.values for claim in claims] == [pytest.approx((x, x)) for x in (0.6, 0.4, 0.2)]
     assert all(claim.scored and claim.place == "Table 3" for claim in claims)
-    for other in (hand_made("small"), hand_made(parameters=135_000_000)):
+    for other in (hand_made("small"), hand_made(parameters=135_000_000), hand_made(choices=5)):
         assert not any(claim.scored for claim in TABLE.claims(other))

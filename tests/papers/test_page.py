@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,6 +108,8 @@ def test_a_claim_is_told_with_its_place_its_number_and_the_papers() -> None:
         "Section 4, outside its setting: W_V is frozen: trained",
         "an extension",
     ]
+    met = replace(CLAIMS[3], setting=(replace(FROZEN, measured="frozen", met=True),))
+    assert standing(met) == "Section 4, in its setting: W_V is frozen: frozen"
     told = lines(CLAIMS)
     assert told[0] == f"  seen         x rises (Figure 1): x, logits +1.1 {bounds}; the paper: about 1"
     assert [line.split("  ")[1] for line in told] == ["seen", "opposite", "seen", "cannot tell", "absent"]

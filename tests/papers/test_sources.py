@@ -118,8 +118,9 @@ def test_what_a_figure_needs_and_was_not_given_is_named() -> None:
     assert Sources(model="a", instructions="b", conflicts="c").missing(("model", "instructions", "conflicts")) == ""
     missing = Sources(model="a").missing(("model", "instructions", "conflicts"))
     assert missing == (
-        "a file of instructions is needed (with Alpaca's columns): pass `instructions`, and a file of knowledge "
-        "conflicts is needed (such as the authors' world_facts.json): pass `conflicts`"
+        "a file of instructions is needed (with Alpaca's columns: alpaca_data.json of "
+        "github.com/tatsu-lab/stanford_alpaca): pass `instructions`, and a file of knowledge conflicts is needed (such "
+        "as world_facts.json of github.com/locuslab/context-parametric-inversion): pass `conflicts`"
     )
     assert Sources().missing(()) == ""
 
