@@ -17,6 +17,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import invented_sources
 import pytest
 
 from attnbalance.errors import DataError, ModelError, OutputError
@@ -468,11 +469,26 @@ def test_a_wrong_name_on_the_command_line_lists_the_figures_and_exits_with_2(tmp
     assert "Traceback" not in done.stderr
 
 
+@pytest.fixture
+def tiny_sources(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """Real facts, conflicts, questions and a small trained model; invented ones where these are not beside the code."""
+    try:
+        paths = {name: request.getfixturevalue(name) for name in ("popqa", "stories", "world_facts", "mmlu")}
+    except pytest.skip.Exception:
+        files = {name: getattr(invented_sources, name)(tmp_path) for name in ("popqa_table", "world_facts", "choices")}
+        model = request.getfixturevalue("long_llama_folder")
+        named = (f"popqa:{files['popqa_table']}", model, files["world_facts"], files["choices"])
+    else:
+        questions = paths["mmlu"] / "val" / "prehistory_val.csv"
+        named = (f"popqa:{paths['popqa']}", paths["stories"], paths["world_facts"], questions)
+    return dict(zip(("facts", "model", "conflicts", "choices"), map(str, named), strict=True))
+
+
 @pytest.mark.usefixtures("real_figures")
 def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
-    tmp_path: Path, popqa: Path, stories: Path, world_facts: Path, mmlu: Path
+    tmp_path: Path, tiny_sources: dict[str, str]
 ) -> None:
-    """About two minutes: every cell of every figure, with real facts, conflicts and a small real language model."""
+    """About two minutes: every cell of every figure."""
     rows = [
         {"instruction": f"Say word {i}.", "input": f"The word is cat {i}." if i % 2 else "", "output": f"cat {i}"}
         for i in range(100)
@@ -491,12 +507,9 @@ def test_all_figures_run_at_the_tiny_scale_and_none_of_their_numbers_counts(
     given: dict[str, Any] = {
         "scale": "tiny",
         "seeds": 2,
-        "facts": f"popqa:{popqa}",
-        "model": str(stories),
         "instructions": str(tmp_path / "rows.json"),
-        "conflicts": str(world_facts),
-        "choices": str(mmlu / "val" / "prehistory_val.csv"),
         "squad": str(tmp_path / "squad.json"),
+        **tiny_sources,
     }
     answer = reproduce(["all"], tmp_path / "out", **given)
     assert "not run" not in answer
