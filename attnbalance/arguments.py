@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from numbers import Integral, Real
+from numbers import Integral, Number, Real
 from typing import Any, ParamSpec, TypeVar
 
 from attnbalance.errors import ArgumentError
@@ -64,13 +64,18 @@ def fits(value: Any, kind: Kind, once: bool = False) -> bool:
         ((key_kind, item_kind),) = kind.items()
         return isinstance(value, Mapping) and all(fits(k, key_kind) and fits(v, item_kind) for k, v in value.items())
     if not isinstance(kind, list):
-        number = {int: Integral, float: Real}.get(kind)
-        return isinstance(value, number or kind) and not (number and isinstance(value, bool))
+        return _is(value, {int: Integral, float: Real}.get(kind, kind))
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         return False
     if isinstance(value, Iterator):
         return once
-    return not isinstance(value, Sized) or all(isinstance(item, kind[0]) for item in value)
+    kinds = kind[0] if isinstance(kind[0], tuple) else (kind[0],)
+    return not isinstance(value, Sized) or all(any(_is(item, each) for each in kinds) for item in value)
+
+
+def _is(value: Any, kind: type) -> bool:
+    """Whether a value is an instance of a type; True and False are no numbers."""
+    return isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool and issubclass(kind, Number))
 
 
 def words_of(kind: Kind) -> str:

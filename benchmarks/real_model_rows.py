@@ -47,6 +47,7 @@ REPLAY = Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)})
 ROWS = {
     "plain": Row(),
     "replay": REPLAY,
+    "replay-mlp": replace(REPLAY, settings={"train": "mlp"}),
     "replay-generated": Row(replay=SHARE, generated=True, times={"steps": 1 / (1 - SHARE)}),
     "replay-tenth": Row(replay=0.1, times={"steps": 1 / 0.9}),
     "plain-as-long": Row(times={"steps": 1 / (1 - SHARE)}),
@@ -71,6 +72,7 @@ ROWS = {
     "adapter-0.7": Row(of="plain", scaled={"": 0.7}),
     "half-replay": replace(REPLAY, of="replay", scaled={"": 0.5}),
     "replay-0.7": replace(REPLAY, of="replay", scaled={"": 0.7}),
+    "replay-mlp-0.7": replace(REPLAY, settings={"train": "mlp"}, of="replay-mlp", scaled={"": 0.7}),
     "base-question": Row(form="question"),
     "base-few-shot": Row(form=FEW_SHOT),
     "base-few-shot-statement": Row(form=FEW_SHOT_STATEMENT),

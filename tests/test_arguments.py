@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from types import NoneType
 
 import numpy as np
@@ -29,7 +30,7 @@ from attnbalance import (
     split_facts,
     steer_attention,
 )
-from attnbalance.arguments import expects
+from attnbalance.arguments import expects, fits
 from attnbalance.data.scoring import is_match
 from attnbalance.errors import ArgumentError, AttnBalanceError
 from attnbalance.models.hooked import hook
@@ -66,7 +67,10 @@ def test_a_flag_is_true_or_false_and_no_text_that_counts_as_true() -> None:
 def test_true_and_false_are_no_numbers() -> None:
     with pytest.raises(ArgumentError, match=r"taking: count must be int, got True \(bool\)"):
         taking(True)
-    assert isinstance(True, int)  # which Python itself would let pass
+    wrong = ((True, int), (True, float), (True, Real), ([True], [Real]), ([0.5, False], [Real]))
+    assert not any(fits(value, kind) for value, kind in wrong)
+    assert fits(True, bool)
+    assert fits([True, False], [bool])
 
 
 def test_an_iterator_is_taken_only_where_it_is_gone_through_once() -> None:

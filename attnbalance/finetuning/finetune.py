@@ -10,9 +10,9 @@ from pathlib import Path
 from attnbalance.arguments import expects
 from attnbalance.errors import ModelError
 from attnbalance.files.outputs import MARKER, as_folder, read_json
-from attnbalance.files.seals import check_files, check_model, refuse_changed
+from attnbalance.files.seals import check_files
 from attnbalance.files.work import close_work, is_finished
-from attnbalance.finetuning.runs import CHECKPOINTS, KIND, Run, checkpoint_name, load_run
+from attnbalance.finetuning.runs import KIND, Run, load_run
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.fingerprint import files_fingerprint
@@ -39,7 +39,8 @@ def finetune(
     A folder that is finished with the same settings is returned at once. A killed run is resumed; after an interrupt
     its checkpoints so far are usable models (the error names the newest). Raises `ModelError` for a model that cannot
     be loaded and a non-finite loss or gradient, `DataError` for facts or settings that cannot be used, `OutputError`
-    for a folder that holds something else, or a finished run of which a file was changed (checkpoints may be removed).
+    for a folder that holds something else, or a finished run of which a file was changed. Checkpoints are checked where
+    they are loaded.
 
     Args:
         model: A local model folder, GGUF file or Hub id.
@@ -68,7 +69,7 @@ def finetune(
 def run_in(out: Path, config: Mapping[str, object], train: Callable[[], None]) -> Run:
     """The finished run in a folder; `train` makes it unless it is there, with the same config and unchanged files."""
     if is_finished(out, KIND, config):
-        _check_run(out)
+        check_files(out)
         now, versions = metadata.version("attnbalance"), read_json(out / MARKER).get("versions")
         if isinstance(versions, dict) and versions.get("attnbalance") not in (None, now):
             warnings.warn(
@@ -80,19 +81,6 @@ def run_in(out: Path, config: Mapping[str, object], train: Callable[[], None]) -
         train()
     close_work(out)
     return load_run(out)
-
-
-def _check_run(out: Path) -> None:
-    """Raise `OutputError` for a file of a finished run, or of one of its checkpoints, that is gone or was changed.
-
-    Whole checkpoints may be removed.
-    """
-    check_files(out)
-    folders = [out / CHECKPOINTS / checkpoint_name(step) for step in load_run(out).validation_loss]
-    for checkpoint in filter(Path.is_dir, folders):
-        if not (checkpoint / MARKER).is_file():
-            refuse_changed(checkpoint, [f"{MARKER} is gone"], out)
-        check_model(checkpoint)
 
 
 def absolute_model(model: str | Path) -> str:

@@ -49,8 +49,8 @@ def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
     W + B A becomes W + factor B A. This is a point on the line from the base's weights to the finetuned ones. Wortsman
     et al. (2022, "Robust fine-tuning of zero-shot models") look on this line for models that keep what the base could
     do. They average all weights; here each layer without an adapter is the base's, so it is on the line as well. The
-    product factor B is taken in float32 and rounded to the adapter's dtype; if this changes it by more than 1%, as
-    where it falls below the dtype's least numbers, it is refused. The folder is an adapter like any other,
+    product factor B is taken in float32 and rounded to the adapter's dtype; if this changes its norm by more than
+    1%, as where it falls below the dtype's least numbers, it is refused. The folder is an adapter like any other,
     for the same base.
 
     Args:

@@ -44,7 +44,7 @@ def load_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
     for part in _with_inner(config):
         part._attn_implementation = part._experts_implementation = None  # pyright: ignore[reportAttributeAccessIssue]
         for name, value in vars(part).items():
-            if "eps" in name and isinstance(value, float) and not math.isfinite(value):
+            if name.endswith(("eps", "epsilon")) and isinstance(value, float) and not math.isfinite(value):
                 raise ModelError(f"{name} in the configuration of {path} must be a finite number, got {value}")
     return config
 

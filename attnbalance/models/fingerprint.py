@@ -26,7 +26,9 @@ FILES = (
     "*.json",
     "*.jinja",
     "*.model",
-    "*.txt",
+    "vocab*.txt",
+    "merges*.txt",
+    "dict*.txt",
     "*.tiktoken",
     "*.py",
     "additional_chat_templates/*.jinja",
@@ -192,8 +194,8 @@ def files_fingerprint(path: str | Path) -> str | None:
     """SHA-256 of a GGUF file, or over a folder's config, tokenizer, code and weights; for a Hub id, the latest commit.
 
     None for a Hub id that cannot be reached and is not in the cache. Shows, without loading anything, whether a model
-    has changed since something was computed from it. Code that `auto_map` takes from another folder or Hub id counts
-    too. Files are hashed whole: every edit shows, and a copy has the same fingerprint.
+    has changed since something was computed from it. Code that `auto_map` takes from another folder counts too. Files
+    are hashed whole: every edit shows, and a copy has the same fingerprint.
     """
     folder = Path(path)
     if folder.is_file():
@@ -205,9 +207,8 @@ def files_fingerprint(path: str | Path) -> str | None:
     for file in sorted({file for file in (*named, *_shards(folder)) if file.is_file() and file.name != MARKER}):
         digest.update(f"{os.path.relpath(file, folder)}\0{hash_file(file)}\0\0".encode())
     for source in _code_elsewhere(folder):
-        local = Path(source)
-        code = [hash_file(file) for file in sorted(local.glob("*.py"))] if local.is_dir() else _hub_commit(source)
-        digest.update(f"{source}\0{code}\0\0".encode())
+        for file in sorted(Path(source).glob("*.py")):
+            digest.update(f"{file}\0{hash_file(file)}\0\0".encode())
     return digest.hexdigest()
 
 
@@ -218,11 +219,12 @@ def check_unchanged(path: str, files: str | None) -> None:
 
 
 def _code_elsewhere(folder: Path) -> list[str]:
-    """The folders and Hub ids beside a folder from which its `auto_map` takes code ("SOURCE--MODULE.CLASS")."""
+    """The other local folders from which a folder's `auto_map` takes code ("SOURCE--MODULE.CLASS")."""
     maps = [read_json(folder / name).get("auto_map") for name in ("config.json", "tokenizer_config.json")]
     values = [value for named in maps if isinstance(named, dict) for value in named.values()]
     classes = [name for value in values for name in (value if isinstance(value, list) else [value])]
-    return sorted({name.partition("--")[0] for name in classes if isinstance(name, str) and "--" in name})
+    sources = {name.partition("--")[0] for name in classes if isinstance(name, str) and "--" in name}
+    return sorted(source for source in sources if source and Path(source).is_dir())
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from attnbalance.errors import DataError
 from attnbalance.papers.figure import Cell, CellResult, Claim, Panel, PaperFigure, Series, by_seed, over_seeds
 from attnbalance.papers.small_gpt2 import IGNORED, Training, train_gpt2
 from attnbalance.papers.sources import Sources, facts_of
-from attnbalance.papers.xu_chen import gpt2_condition
+from attnbalance.papers.xu_chen_setting import gpt2_condition
 
 PHRASES = (
     "{film} was directed by {name}",

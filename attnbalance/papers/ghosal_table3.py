@@ -174,8 +174,12 @@ def _panels(results: Sequence[CellResult]) -> list[Panel]:
 
 
 def _four_choices(results: Sequence[CellResult]) -> Condition:
-    numbers = {number for result in results if result.settings["split"] == BASE for number in result.values["choices"]}
-    return Condition("every question has four choices", listed(list(map(str, sorted(numbers)))), numbers == {4})
+    numbers = {
+        number for result in results if result.settings["split"] == BASE for number in result.values.get("choices", ())
+    }
+    return Condition(
+        "every question has four choices", listed(list(map(str, sorted(numbers)))) or "not recorded", numbers == {4}
+    )
 
 
 def _claims(results: Sequence[CellResult]) -> list[Claim]:

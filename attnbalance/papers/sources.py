@@ -21,7 +21,7 @@ NEEDED = {
     "model": "a pretrained language model is needed (a folder, GGUF file or Hub id)",
     "instructions": "a file of instructions is needed (with Alpaca's columns: alpaca_data.json of "
     "github.com/tatsu-lab/stanford_alpaca)",
-    "squad": "a file of SQuAD is needed (train-v1.1.json of rajpurkar.github.io/SQuAD-explorer)",
+    "squad": "a file of SQuAD is needed (such as train-v1.1.json of rajpurkar.github.io/SQuAD-explorer)",
     "conflicts": "a file of knowledge conflicts is needed (such as world_facts.json of "
     "github.com/locuslab/context-parametric-inversion)",
     "choices": "multiple-choice questions are needed (a .csv file, or a folder of them, of MMLU's data: "

@@ -12,7 +12,6 @@ from attnbalance.papers.figure import (
     Cell,
     CellResult,
     Claim,
-    Condition,
     Panel,
     PaperFigure,
     Series,
@@ -20,104 +19,15 @@ from attnbalance.papers.figure import (
     by_seed,
 )
 from attnbalance.papers.sources import Sources
+from attnbalance.papers.xu_chen_setting import SIZES, setting_of
 from attnbalance.statistics.intervals import Interval, seed_interval
 
 MODELS = ("one-layer", "GPT-2")
-
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "multiplicity": (1, 2),
-        "share": (0.2, 0.5),
-        "universe": (8, 16),
-        "centre": {"multiplicity": 2, "share": 0.2, "universe": 8},
-        "data": {"pairs": 20, "frequent": 0.8, "spared": 0.5},
-        "harder": {"pairs": 30, "multiplicity": 1},
-        "one-layer": {"neurons": 4, "rates": [0.5] * 3, "stage_steps": [5] * 3, "tuning_rate": 0.1, "tuning_steps": 9},
-        "GPT-2": {
-            "layers": 1,
-            "d_model": 16,
-            "heads": 2,
-            "rate": 2e-3,
-            "steps": 5,
-            "tuning_rate": 5e-4,
-            "tuning_steps": 5,
-        },
-        "long": {"one-layer": 20, "GPT-2": 10},
-    },
-    "small": {
-        "multiplicity": (1, 2, 4),
-        "share": (0.05, 0.2, 0.5),
-        "universe": (16, 64, 128),
-        "centre": {"multiplicity": 2, "share": 0.2, "universe": 64},
-        "data": {"pairs": 60, "frequent": 0.8, "spared": 0.5},
-        "harder": {"pairs": 150, "multiplicity": 1},
-        "one-layer": {
-            "neurons": 8,
-            "rates": [0.6, 0.3, 0.15],
-            "stage_steps": [50, 500, 250],
-            "tuning_rate": 0.03,
-            "tuning_steps": 500,
-        },
-        "GPT-2": {
-            "layers": 2,
-            "d_model": 64,
-            "heads": 4,
-            "rate": 2e-3,
-            "steps": 300,
-            "tuning_rate": 5e-4,
-            "tuning_steps": 60,
-        },
-        "long": {"one-layer": 4000, "GPT-2": 400},
-    },
-    "paper": {
-        "multiplicity": (1, 2, 4, 8, 16),
-        "share": (0.05, 0.1, 0.2, 0.5),
-        "universe": (16, 64, 128, 256),
-        "centre": {"multiplicity": 2, "share": 0.2, "universe": 64},
-        "data": {"pairs": 200, "frequent": 0.8, "spared": 0.5},
-        "harder": {"pairs": 500, "multiplicity": 1},
-        "one-layer": {
-            "neurons": 20,
-            "rates": [1.0, 0.5, 0.25],
-            "stage_steps": [150, 2000, 1000],
-            "tuning_rate": 0.03,
-            "tuning_steps": 2000,
-        },
-        "GPT-2": {
-            "layers": 12,
-            "d_model": 768,
-            "heads": 12,
-            "rate": 1e-4,
-            "steps": 2000,
-            "tuning_rate": 1e-5,
-            "tuning_steps": 2000,
-        },
-        "long": {"one-layer": 20000, "GPT-2": 5000},
-    },
-}
-"""The text we used has lost the paper's numbers, except GPT-2's layers and heads and the 2000 finetuning steps.
-
-"harder" has the settings that differ in GPT-2's second sweep of M.
-"""
 
 LEAST = 0.01
 """The smallest difference in accuracy that counts: one percentage point."""
 PLACES = {"multiplicity": "Figures 2(a), 3(a)", "share": "Figures 2(a), 3(a)", "universe": "Figures 2(b), 3(b)"}
 SWEPT = {"multiplicity": "multiplicity K", "share": "finetuning share beta", "universe": "universal phrases M"}
-
-
-def gpt2_condition(settings: Mapping[str, Any]) -> Condition:
-    """Whether a GPT-2 with these settings has the paper's layers and heads; the text we used lacks its width."""
-    layers, heads = settings["layers"], settings["heads"]
-    return Condition("a GPT-2 of 12 layers and 12 heads", f"{layers} layers, {heads} heads", layers == heads == 12)
-
-
-def _setting(results: Sequence[CellResult], model: str) -> tuple[Condition, ...]:
-    """The paper's setting of one of `MODELS`; it is silent on the sizes of the one-layer model (see `SIZES`)."""
-    settings = next(result.settings for result in results if result.settings["architecture"] == model)
-    if model == "GPT-2":
-        return (gpt2_condition(settings),)
-    return (Condition("the one-layer model of Section 2", f"{settings['neurons']} neurons for each answer", met=True),)
 
 
 def _cell(scale: str, model: str, seed: int, **more: Any) -> Cell:
@@ -219,7 +129,7 @@ def figure_2_claims(results: Sequence[CellResult]) -> list[Claim]:
         low, high = (swept(sizes[name][end]) for end in (0, -1))
         values = tuple((a - b) if name == "universe" else (b - a) for a, b in zip(low, high, strict=True))
         measured = f"difference between {sizes[name][0]:g} and {sizes[name][-1]:g}"
-        return Claim(says, measured, values, place=place, least=LEAST, setting=_setting(results, model))
+        return Claim(says, measured, values, place=place, least=LEAST, setting=setting_of(results, model))
 
     for model in MODELS:
         for name, label in SWEPT.items():
@@ -275,7 +185,7 @@ def steps_claims(results: Sequence[CellResult]) -> list[Claim]:
             place="Appendix D" if label == "one-layer, full" else "",
             least=LEAST,
             printed="may decrease" if label == "one-layer, full" else "",
-            setting=_setting(results, label.partition(",")[0]),
+            setting=setting_of(results, label.partition(",")[0]),
         )
         for label, by_rank in curves.items()
     ]

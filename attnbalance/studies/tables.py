@@ -27,7 +27,8 @@ the other, there is none to count. A method that replays generated facts may tra
 base's own answers (`replayed_heldout` in result.json); one that replays known facts does not. FT-Top minus FT-Bottom:
 what training on the popular instead of the obscure half is worth, the fits of each seed paired; accuracy on all
 held-out facts, and on each fifth. Intervals: 95%, Student's for the mean over seeds; with one seed over facts, by
-subject, if possible. A simulation on small models, unless the study names a model."""
+subject, if possible (the extraction ratio and the gap closed have none). A simulation on small models, unless the study
+names a model."""
 
 AGREED = (
     "An interval of zero width says that the seeds agreed, not that the mean is known: on shares of few facts, few "

@@ -22,7 +22,7 @@ from attnbalance.files.outputs import as_folder, replacing, write_json, write_js
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.models.load import load_limits
 from attnbalance.readings.knowledge import Knowledge, knowledge
-from attnbalance.readings.passes import chats, check_passes
+from attnbalance.readings.passes import DRAWS, chats, check_passes
 from attnbalance.report.figures import save
 from attnbalance.report.wording import left_out, listed
 from attnbalance.survey import changes
@@ -108,12 +108,17 @@ def _usable(
 
 def _unlike_forms(specs: Sequence[ModelSpec], prompts: Sequence[Prompt], settings: MeasureSettings) -> list[str]:
     """Which models are asked something else than the first one, in words: by their tokenizers, and in chats."""
+    if len(specs) < 2:
+        return []
     limits = [load_limits(spec.model, settings.tokenizer, settings.trust_remote_code, spec.adapter) for spec in specs]
-    asked = [prompt for form in FORMS for prompt in in_form(form, prompts, settings.seed)]
+    asked = [prompt for form in FORMS for prompt in in_form(form, prompts, DRAWS * settings.seed)]
     first, *others = [_chat_texts(prompts, tokenizer) for tokenizer, _ in limits]
-    unlike = [spec.label for spec, texts in zip(specs[1:], others, strict=True) if first and texts and texts != first]
+    unlike = [spec.label for spec, texts in zip(specs[1:], others, strict=True) if texts != first]
     verb = "have" if len(unlike) > 1 else "has"
-    template = f"{listed(unlike)} {verb} another chat template than {specs[0].label}, which changes answers in chats"
+    template = (
+        f"{listed(unlike)} {verb} another chat template than {specs[0].label}, or one of them has none, which changes "
+        "what is asked in chats"
+    )
     return [unlike_tokens(specs, asked, settings), template if unlike else ""]
 
 

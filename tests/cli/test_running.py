@@ -59,4 +59,7 @@ def test_squad_is_a_source_of_its_own(tmp_path: Path) -> None:
     assert "--squad" not in text
     code, text = run_command("reproduce", "goyal-fig4c", *given)
     assert code == 2
-    assert "a file of SQuAD is needed (train-v1.1.json of rajpurkar.github.io/SQuAD-explorer): pass `--squad`" in text
+    assert (
+        "a file of SQuAD is needed (such as train-v1.1.json of rajpurkar.github.io/SQuAD-explorer): pass `--squad`"
+        in text
+    )

@@ -157,25 +157,6 @@ def test_a_checkpoint_that_was_changed_is_refused_where_it_is_read(lora_rank, ll
     assert load_model(run.checkpoints[6]).model is not None
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
-def test_a_rerun_refuses_a_run_of_which_a_checkpoint_was_changed(lora_rank, llama, tmp_path):
-    settings = short(lora_rank=lora_rank)
-    run = finetune(llama, SPLIT, tmp_path / "run", settings)
-    folder = run.checkpoints[4]
-    for name in (next(folder.glob("*.safetensors")).name, MARKER):
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        with pytest.raises(OutputError, match=name):
-            finetune(llama, SPLIT, tmp_path / "run", settings)
-        (folder / name).unlink()
-        with pytest.raises(OutputError, match=f"{folder} must hold .* but {name} is gone; .* remove {run.path}, or"):
-            finetune(llama, SPLIT, tmp_path / "run", settings)
-        (folder / name).write_bytes(content)
-    assert finetune(llama, SPLIT, tmp_path / "run", settings) == run
-    shutil.rmtree(folder)
-    assert finetune(llama, SPLIT, tmp_path / "run", settings) == run
-
-
 def test_a_base_that_is_replaced_while_it_is_loaded_is_refused(llama, tmp_path, monkeypatch):
     base = without_record(llama, tmp_path / "base")
 

@@ -33,7 +33,7 @@ def test_table_3_is_judged_from_its_losses() -> None:
     expected = ["seen", "seen", "seen", "seen", "absent", "seen", "absent", "opposite", "absent", "seen", "seen"]
     assert [claim.verdict for claim in claims] == expected
     assert claims[-1].values == pytest.approx((0.5, 0.5))
-    assert [claim.scored for claim in claims[:3]] == [False, False, True]  # what attention alone is, it does not say
+    assert not any(claim.scored for claim in claims)  # the paper's sizes cannot be read
     assert [len(panel.series) for panel in TABLE_3.panels(results)] == [2, 2]
 
 

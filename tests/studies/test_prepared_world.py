@@ -80,5 +80,5 @@ def test_a_base_that_knows_more_than_its_statements_show_is_warned_of(
         assert said == []
     else:
         assert len(said) == 1
-        assert "(0.0% of the held-out facts of split bottom)" in said[0]
+        assert "0.0% of the held-out facts of split bottom" in said[0]
         assert said[0].endswith("100.0% by the control 'no training: few-shot'")
