@@ -60,6 +60,8 @@ OWN_FACTS = {
     ("own-facts", "half-replay"): "replay, 1e-3, adapter halved",
     ("own-facts-3e-4", "replay"): "replay, 3e-4",
     ("own-facts-3e-4", "replay-0.7"): "replay, 3e-4, adapter times 0.7",
+    ("own-facts-3e-4", "replay-mlp"): "replay, 3e-4, MLPs alone",
+    ("own-facts-3e-4", "replay-mlp-0.7"): "replay, 3e-4, MLPs alone, adapter times 0.7",
 }
 LABELS = {
     "no training: statement": "no training, asked by statement",
