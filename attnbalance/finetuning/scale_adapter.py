@@ -34,7 +34,6 @@ CHANGES_BASE = ("corda", "loftq", "lora_ga", "olora", "pissa")
 KEPT = ("base_fingerprint", "base_settings", "versions", "shortcuts", "tied_relations")
 """What the record of a run says about its base, by which `load_adapter` checks it, and about its answers."""
 
-
 MOST_ERROR = 0.01
 """The largest change of a scaled B by rounding to its dtype, relative to its norm; bfloat16's own is at most 0.004."""
 

@@ -1,4 +1,4 @@
-"""Ghosal et al. (2024), Figure 6: finetuning of the theory's one-layer model in four regimes."""
+"""Ghosal et al. (2024), Figure 6: finetuning of the theory's one-layer model in five regimes."""
 
 from __future__ import annotations
 
