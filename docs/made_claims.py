@@ -37,14 +37,17 @@ def scores_table(figures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def claims_pages(figures: Sequence[Mapping[str, Any]]) -> str:
-    """A section for each figure: what is run, and a table of its claims."""
+    """A section for each figure: what is run, its panels, and a table of its claims."""
     parts = []
     for figure in figures:
         rows = [["verdict", "claim", "where", "measured", "mean [95%]", "counts above", "the paper's number"]]
         rows += [claim_row(claim) for claim in figure["claims"]]
         seeds = figure["claims"][0]["interval"]["n"]
         made = f"(`attnbalance reproduce {figure['name']} --seeds {seeds} --out papers`, scale {figure['scale']})"
-        parts += [f"### `{figure['name']}`: {figure['source']}", f"{figure['about']} {made}", markdown(rows)]
+        drawn = (
+            f"![{', '.join(dict.fromkeys(panel['title'] for panel in figure['panels']))}](_made/{figure['name']}.svg)"
+        )
+        parts += [f"### `{figure['name']}`: {figure['source']}", f"{figure['about']} {made}", drawn, markdown(rows)]
     return "\n\n".join(parts) + "\n"
 
 

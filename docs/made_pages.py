@@ -1,7 +1,7 @@
-"""Sphinx extension: tables and a figure made from the JSON in benchmarks/results, and copies of the notebooks.
+"""Sphinx extension: tables and figures made from the JSON in benchmarks/results, and copies of the notebooks.
 
 No number of a benchmark whose results are committed is typed into a page. `make_all` writes docs/_made/NAME.md, which
-pages include, docs/_made/kept-and-learned.svg, and docs/tutorials/*.ipynb. None of them is committed.
+pages include, figures as docs/_made/NAME.svg, and docs/tutorials/*.ipynb. None of them is committed.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def make_all() -> None:
     }
     for name, text in pages.items():
         write(DOCS / "_made" / f"{name}.md", sortable(text))
-    make_figure()
+    make_figures()
     for notebook in sorted((ROOT / "tutorials").glob("*.ipynb")):
         write(DOCS / "tutorials" / notebook.name, notebook.read_text().replace("](../docs/", "](../"))
 
@@ -154,10 +154,12 @@ def write(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def make_figure() -> None:
-    """Write kept against learned as SVG, and the page that shows it."""
-    from made_figures import kept_and_learned
+def make_figures() -> None:
+    """Write the papers' figures and kept against learned as SVG, and the page that shows the latter."""
+    from made_figures import kept_and_learned, reproduced
 
+    for figure in load_figures():
+        write(DOCS / "_made" / f"{figure['name']}.svg", reproduced(figure))
     names = {row: name.replace("`", "") for row, name in METHODS.items()}
     scores = {name: [load_scores("real-model", row, seed) for seed in (0, 1, 2)] for row, name in names.items()}
     drawing, sentence = kept_and_learned(scores)

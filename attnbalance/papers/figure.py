@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,6 +124,12 @@ class Series:
     label: str
     x: tuple[int | float, ...] | tuple[str, ...]
     y: tuple[Interval, ...]
+
+    @classmethod
+    def printed(cls, model: str, percent: Mapping[str, float]) -> Series:
+        """A paper's own numbers, printed without intervals: the percent by x value, drawn as shares."""
+        shares = (Interval(number / 100, math.nan, math.nan, 0) for number in percent.values())
+        return cls(f"the paper, {model}", tuple(percent), tuple(shares))
 
 
 @dataclass(frozen=True)

@@ -116,8 +116,8 @@ def _panels_at(results: Sequence[CellResult], at: str) -> list[Panel]:
         last_layer = [[row[-1] for row in cell["subject attention"]] for cell in cells]
         attention.append(Series(f"FT-{split}", steps, over_seeds(last_layer)))
     return [
-        Panel(f"{at}popular x%", "x, the most popular % of subjects", "held-out accuracy", tuple(most)),
-        Panel(f"{at}by fifth", "fifth of the subjects, most popular first", "held-out accuracy", tuple(last)),
+        Panel(f"{at}popular x%", "most popular % of subjects", "held-out accuracy", tuple(most)),
+        Panel(f"{at}by fifth", "fifth, most popular first", "held-out accuracy", tuple(last)),
         Panel(f"{at}course", "step", "held-out accuracy", tuple(along)),
         Panel(f"{at}last layer", "step", "attention on the subject", tuple(attention)),
     ]

@@ -90,8 +90,8 @@ def _proposition_1_panels(results: Sequence[CellResult]) -> list[Panel]:
     directions = (("contexts, theta_C", "theta_C"), ("subjects, theta_S", "theta_S"))
     pulls = [_line(label, plain, name, shares=False) for label, name in directions]
     panels = [
-        Panel("Small steps: attention", "step", "attention on context", tuple(attention)),
-        Panel("Small steps: pull", "step", "part of -gradient", tuple(pulls)),
+        Panel("Small steps: attention", "step", "attention on context", tuple(attention), log=True),
+        Panel("Small steps: pull", "step", "part of -gradient", tuple(pulls), log=True),
     ]
     balances = [result.values["balance"] for result in plain if result.values["balance"] is not None]
     if balances:
@@ -165,7 +165,8 @@ def _theorem_1_panels(results: Sequence[CellResult]) -> list[Panel]:
     panels = []
     for title, y, name, arms in axes:
         present = [arm for arm in arms if _arm(results, arm)]
-        panels.append(Panel(title, "step", y, tuple(_line(arm, _arm(results, arm), name) for arm in present)))
+        lines = tuple(_line(arm, _arm(results, arm), name) for arm in present)
+        panels.append(Panel(title, "step", y, lines, log=True))
     return panels
 
 

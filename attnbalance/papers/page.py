@@ -36,16 +36,17 @@ class Done:
     claims: Sequence[Claim]
 
 
-def write_figure(figure: PaperFigure, results: Sequence[CellResult], out: Path, scale: str) -> Done:
+def write_figure(figure: PaperFigure, results: Sequence[CellResult], out: Path, scale: str, seconds: float) -> Done:
     """Compute a figure from its results and write NAME.json (every number drawn or judged) and NAME.png.
 
-    At the tiny scale, no claim is in its paper's setting.
+    `seconds`: the work of its cells, over all processes. At the tiny scale, no claim is in its paper's setting.
     """
     unmet = (Condition("a scale at which numbers mean something", scale, False),) if scale == "tiny" else ()
     claims = [replace(claim, setting=(*claim.setting, *unmet)) for claim in figure.claims(results)]
     done = Done(figure.panels(results), claims)
     about = {"name": figure.name, "source": figure.source, "about": figure.about, "scale": scale}
     content = {
+        "seconds": round(seconds, 1),
         "answer": "\n".join(lines(done.claims)),
         "claims": [claim_as_dict(claim) for claim in done.claims],
         "panels": [panel_as_dict(panel) for panel in done.panels],
@@ -179,7 +180,7 @@ def claim_as_dict(claim: Claim) -> dict[str, Any]:
 def panel_as_dict(panel: Panel) -> dict[str, Any]:
     """A panel as JSON: x values and intervals of each line."""
     lines = [{"label": s.label, "x": list(s.x), "y": [y.as_dict() for y in s.y]} for s in panel.series]
-    return {"title": panel.title, "x": panel.x_label, "y": panel.y_label, "series": lines}
+    return {"title": panel.title, "x": panel.x_label, "y": panel.y_label, "log": panel.log, "series": lines}
 
 
 def draw_panels(panels: Sequence[Panel]) -> Drawing:

@@ -112,8 +112,9 @@ def reproduce(
         for name, cells in work.items():
             missing = sum(not saved_cell(out, cell) for cell in cells)
             if not missing:
-                results = [CellResult(cell.settings, saved_cell(out, cell)["values"]) for cell in cells]
-                done[name] = write_figure(figures()[name], results, out, scale)
+                saved = [saved_cell(out, cell) for cell in cells]
+                results = [CellResult(cell.settings, it["values"]) for cell, it in zip(cells, saved, strict=True)]
+                done[name] = write_figure(figures()[name], results, out, scale, sum(it["seconds"] for it in saved))
             elif name in asked and name not in refused:
                 left[name] = (
                     f"{missing} of {len(cells)} cells are left to other workers; the last to finish writes the figure, "

@@ -9,6 +9,8 @@ from types import ModuleType
 import pytest
 from doc_pages import DOCS, ROOT
 
+from attnbalance.papers.page import panel_as_dict
+
 ROWS = {
     "plain": "plain finetuning (`ce`)",
     "ce-kl": "`--objective recommended`",
@@ -80,6 +82,22 @@ def test_every_claim_has_a_row(made: ModuleType) -> None:
         line.startswith(tuple(f"| {verdict} |" for verdict in importlib.import_module("made_claims").VERDICTS))
         for line in text.splitlines()
     ) == len(claims)
+
+
+def test_every_reproduced_figure_is_drawn_from_its_file(made: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    drawing, figures = importlib.import_module("made_figures"), made.load_figures()
+    text = made.claims_pages(figures)
+    for figure in figures:
+        assert text.count(f"](_made/{figure['name']}.svg)") == 1
+        assert [panel_as_dict(drawing.panel_of(panel)) for panel in figure["panels"]] == figure["panels"]
+    figure = next(figure for figure in figures if figure["name"] == "ghosal-table2")
+    svg = drawing.reproduced(figure)
+    assert svg == drawing.reproduced(figure)
+    assert svg.startswith("<?xml")
+    changed = json.loads(json.dumps(figure))
+    changed["panels"][0]["series"][1]["y"][0]["mean"] += 0.1
+    assert svg != drawing.reproduced(changed)
 
 
 def test_a_cell_keeps_signs_that_markdown_would_read(made: ModuleType) -> None:

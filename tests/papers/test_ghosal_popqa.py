@@ -218,6 +218,8 @@ def test_claims_are_the_differences_worked_out_by_hand() -> None:
     assert widens.values == pytest.approx((0.4, 0.4))  # no gap on the first fact
     table, *_ = TABLE_2.panels(results)
     assert [interval.mean for interval in table.series[0].y] == pytest.approx([0.2, 0.2, 0.0, 0.6, 0.2])
+    printed = dict(zip(table.series[1].x, (interval.mean for interval in table.series[1].y), strict=True))
+    assert printed == pytest.approx({"zero-shot": 0.201, "FT-top": 0.445, "FT-bottom": 0.374})  # the paper's Table 2
     lines, gap = FIGURE_4.panels(results)
     assert [interval.mean for interval in lines.series[1].y] == pytest.approx(
         [1.0, 1.0, 0.5, 0.5, 1 / 3, 1 / 3, 0.25, 0.25, 0.2, 0.2]

@@ -60,7 +60,12 @@ def test_cells_run_and_become_panels_and_claims_that_do_not_count(sources: Sourc
     results = [CellResult(cell.settings, values[cell.settings["split"]]) for cell in cells]
     (panel,) = TABLE.panels(results)
     assert panel.series[0].x == ("zero-shot", "constant letter", "FT-top", "FT-bottom", "FT-whole")
-    assert not any(claim.scored for claim in TABLE.claims(results))
+    assert [series.label for series in panel.series[1:]] == ["the paper, Llama-7B", "the paper, Mistral-7B"]
+    printed = [[round(100 * interval.mean, 1) for interval in series.y] for series in panel.series[1:]]
+    assert printed == [[61.4, 55.6, 58.8], [68.7, 59.4, 67.4]]  # as in the paper's Table 3
+    claims = TABLE.claims(results)
+    assert claims[1].printed == "58.8% against 55.6% (Llama-7B), 67.4% against 59.4% (Mistral-7B)"
+    assert not any(claim.scored for claim in claims)
 
 
 def test_questions_longer_than_the_scale_reads_are_neither_learned_nor_asked(sources: Sources) -> None:

@@ -74,6 +74,7 @@ def test_panels_stand_in_rows_and_none_is_lost() -> None:
 
 
 def test_what_is_drawn_is_told_as_json() -> None:
+    assert [panel_as_dict(panel)["log"] for panel in (A, B)] == [True, False]
     content = panel_as_dict(WORDS)
     assert content["series"][0]["x"] == ["a long name of a model", "another"]
     assert content["series"][0]["y"][1] == {"mean": 1.0, "low": None, "high": None, "n": 5}

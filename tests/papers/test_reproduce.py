@@ -89,8 +89,11 @@ def test_each_cell_runs_once_and_figures_share_what_they_have_in_common(tmp_path
     assert content["panels"][0]["series"][0]["y"][0]["mean"] == pytest.approx(1.1)
     assert content["versions"]["torch"]
     RUNS.clear()
+    for path in (tmp_path / "out" / "cells").iterdir():
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": 10.0}))
     assert reproduce(["second", "first"], tmp_path / "out", seeds=3, workers=1) == answer
     assert RUNS == []
+    assert json.loads((tmp_path / "out" / "first.json").read_text())["seconds"] == 60.0  # of its own six cells
     reproduce(["first"], tmp_path / "out", seeds=4, workers=1)
     assert sorted(RUNS) == ["0-3", "1-3"]  # a seed more is that seed's work
 
@@ -416,6 +419,7 @@ def test_two_processes_killed_on_the_way_leave_none_behind_and_give_what_one_giv
     answer = reproduce(["ghosal-fig6"], tmp_path / "one", seeds=2)
     assert answer in printed
     first, second = (json.loads((tmp_path / name / "ghosal-fig6.json").read_text()) for name in ("one", "two"))
+    assert all(saved.pop("seconds") > 0 for saved in (first, second))
     assert first == second
 
 

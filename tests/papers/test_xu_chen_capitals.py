@@ -67,8 +67,11 @@ def test_every_cell_runs_and_becomes_panels_and_claims(tmp_path: Path) -> None:
     for result in results:
         assert result.settings["split"] == BASE or result.values["trained on"] == 58  # of 128, a half without its tenth
     assert [panel.title for panel in TABLE.panels(results)] == ["exact matches", "F1"]
-    for panel in TABLE.panels(results):
-        assert all(len(series.x) == len(series.y) == 5 for series in panel.series)
+    for panel, numbers in zip(TABLE.panels(results), ([0.2636, 0.2093], [0.2868, 0.2274]), strict=True):
+        ours, printed = panel.series
+        assert len(ours.x) == len(ours.y) == 5
+        assert printed.x == ("FT-top", "FT-bottom")
+        assert [interval.mean for interval in printed.y] == pytest.approx(numbers)  # the paper's Section 7.1
     assert not any(claim.scored for claim in TABLE.claims(results))  # a tiny Llama is not the paper's model
 
 
@@ -96,6 +99,7 @@ def test_claims_are_differences_of_exact_matches_and_f1_in_the_papers_setting() 
     assert (matches.values, f1.values) == (pytest.approx((0.5, 0.5)), pytest.approx((0.25, 0.25)))
     assert matches.scored
     assert f1.scored
+    assert matches.printed == "26.36% against 20.93%"
     assert {claim.place for claim in (matches, f1)} == {"Section 7.1, table"}
     for scale, parameters in (("small", 1_240_000_000), ("paper", 135_000_000)):
         assert not any(claim.scored for claim in TABLE.claims(hand_made(scale, parameters)))

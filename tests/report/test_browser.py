@@ -46,7 +46,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             ("bottom", answers),
         )
     ]
-    done = {figure.name: write_figure(figure, cells, folder, "small")}
+    done = {figure.name: write_figure(figure, cells, folder, "small", 90.0)}
     about = {"scale": "small", "seeds": 2, "seconds": 90.0, "model": "a/m", "command": "attnbalance reproduce all"}
     write_page([*list(figures().values())[:6], figure], done, {"ghosal-fig2a": "no room on the disk"}, folder, about)
     return paths | {"reproduce": folder / "report.html"}
