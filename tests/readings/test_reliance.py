@@ -71,6 +71,12 @@ def test_outputs_of_a_real_model_are_judged_as_they_were_read_by_hand() -> None:
     assert len(labels) == 50
     assert sum(side == label for side, label in zip(read.sides, labels, strict=True)) == 47
     assert sum(side == label for side, label in zip(read.first, labels, strict=True)) == 37
+    for memory, right, wrong in ((False, 30, 1), (True, 11, 12)):  # of 32 that say the context's answer, 11 the other
+        side, name = ("memory", "memory_answer") if memory else ("context", "answer")
+        contains = read.contains(memory=memory)
+        assert contains == [row[name].casefold() in row["output"].casefold() for row in rows]
+        hits = [label == side for label, hit in zip(labels, contains, strict=True) if hit]
+        assert (sum(hits), len(hits) - sum(hits)) == (right, wrong)
 
 
 def test_an_output_may_contain_both_answers() -> None:

@@ -25,6 +25,8 @@ PLURAL = {"answers": "answer", "memory_answers": "memory_answer"}
 """Columns as `Conflict.as_dict` writes them, and as files of conflicts call them."""
 QUOTES = ("prompt", "classes", "answer_index")
 """The columns of memo-trap (Liu et al.; McKenzie et al. 2024)."""
+SWAPPED = {"question": "question", "sub_context": "context", "sub_answer": "answer", "org_answer": "memory_answer"}
+"""The columns of NQ-Swap (Longpre et al. 2021), which also has the original's `org_context`, and ours."""
 
 
 def load_conflicts(path: str | Path | None = None) -> FactSet:
@@ -34,10 +36,11 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     list of accepted ones; files that this package wrote, with `answers` and `memory_answers`, are read as well. Without
     the column `subject` the whole question counts as the subject. A table with the columns of `QUOTES` is read as
     memo-trap: the instruction becomes the context, and the beginning of the quote becomes the question. The wanted
-    ending is the context's answer, and the usual ending is the remembered one. Rows that are no conflict (see
-    `Conflict`), and rows that repeat an earlier one, are dropped and counted. Warns of cells that do not look like one
-    answer (see `warn_of_cells`), but for quotes, which may end in any word. Raises `DataError` for a file that cannot
-    be read, and if no row is left.
+    ending is the context's answer, and the usual ending is the remembered one. A table with the columns of `SWAPPED` is
+    read as NQ-Swap: the swapped passage is the context, and the original answer is the remembered one. Rows that are
+    no conflict (see `Conflict`), and rows that repeat an earlier one, are dropped and counted. Warns of cells that do
+    not look like one answer (see `warn_of_cells`), but for quotes, which may end in any word. Raises `DataError` for a
+    file that cannot be read, and if no row is left.
     """
     if path is None:
         raise DataError("conflicts come from a file: conflicts:PATH")
@@ -64,6 +67,8 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
 
 
 def _conflict(row: Record) -> Conflict:
+    if set(SWAPPED) <= set(row):
+        row = {SWAPPED.get(name, name): row[name] for name in row if name != "org_context"}
     row = {name if row.keys() >= {name, PLURAL.get(name)} else PLURAL.get(name, name): row[name] for name in row}
     missing = [column for column in REQUIRED if row.get(column) in (None, "", [])]
     unknown = [column for column in row if column not in (*REQUIRED, *OPTIONAL)]

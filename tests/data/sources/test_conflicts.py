@@ -76,6 +76,19 @@ def test_cells_that_do_not_look_like_an_answer_are_warned_of(tmp_path: Path) -> 
     assert "1 of 7 facts have an answer in quotation marks" in quoted
 
 
+def test_swapped_passages_of_nq_swap_are_contexts(tmp_path: Path) -> None:
+    """The columns that its card on the Hub names; answers are lists."""
+    row = {"question": "who sang it first", "org_context": "Ann sang it first.", "org_answer": ["Ann", "Ann Lee"]}
+    row |= {"sub_context": "Bob sang it first.", "sub_answer": ["Bob"]}
+    (conflict,) = load_conflicts(written(tmp_path / "nq.jsonl", [row]))
+    assert isinstance(conflict, Conflict)
+    assert (conflict.context, conflict.question) == ("Bob sang it first.", "who sang it first")
+    assert (conflict.answers, conflict.memory_answers) == (("Bob",), ("Ann", "Ann Lee"))
+    unknown = written(tmp_path / "other.jsonl", [row | {"color": "red"}])
+    with pytest.raises(DataError, match="unknown column 'color'"):
+        load_conflicts(unknown)
+
+
 def test_quotes_are_an_instruction_and_a_beginning(tmp_path: Path) -> None:
     (tmp_path / "quotes.csv").write_text(QUOTES.replace("never", "none"))
     with warnings.catch_warnings():
