@@ -199,8 +199,9 @@ def context(
 ) -> None:
     """Ask whether models answer knowledge conflicts from the context or from memory, and where they look.
 
-    Each question is also asked without its context. Writes table.md, context.json, answers.jsonl, context.png and
-    attention.png. Models are drawn in their order: name the checkpoints of a run in theirs. A killed run resumes.
+    Each question is also asked without its context. Writes table.md, context.json, answers.jsonl,
+    readings.parquet, context.png and attention.png. Models are drawn in their order: name the checkpoints of a run in
+    theirs. A killed run resumes.
     """
     from attnbalance.comparison.specs import MeasureSettings, parse_spec
     from attnbalance.context.compare_context import compare_context

@@ -25,6 +25,7 @@ from attnbalance.files.outputs import as_folder, replacing, write_json, write_js
 from attnbalance.files.result_folder import ResultFolder
 from attnbalance.readings.reliance import Reliance, read_reliance, reliance_budgets
 from attnbalance.report.figures import draw_curves, save
+from attnbalance.report.readings_table import write_readings
 from attnbalance.report.wording import left_out
 
 KIND = "context"
@@ -52,9 +53,10 @@ def compare_context(
     """Ask each model about knowledge conflicts, with the context and without it (see `read_reliance`).
 
     Writes the folder `out`: table.md and context.json (where answers come from, M_C, attention by layer),
-    answers.jsonl (every prompt and output), context.png and attention.png; returns the answer in sentences. A killed
-    run resumes after the last model that was done. A folder that is finished with the same settings, conflicts and
-    weights is left as it is. Raises `AttnBalanceError` for conflicts, models and folders that cannot be used.
+    answers.jsonl (every prompt and output), readings.parquet (attention by prompt, layer and head; see
+    `write_readings`), context.png and attention.png; returns the answer in sentences. A killed run resumes after the
+    last model that was done. A folder that is finished with the same settings, conflicts and weights is left as it is.
+    Raises `AttnBalanceError` for conflicts, models and folders that cannot be used.
 
     specs: the models, in the order in which they are drawn, such as the checkpoints of a run.
     conflicts: what to ask about (see `load_conflicts`, `make_conflicts`).
@@ -119,6 +121,8 @@ def _write(measured: Mapping[str, Reliance], folder: Path, seed: int) -> None:
     write_json(folder / "context.json", {label: as_json(reliance, seed) for label, reliance in measured.items()})
     write_text(folder / "table.md", table(measured, seed))
     write_json_lines(folder / "answers.jsonl", (line for pair in measured.items() for line in lines(*pair)))
+    readings = [(label, reading) for label, reliance in measured.items() for reading in reliance.attention.values()]
+    write_readings(readings, folder / "readings.parquet")
     curves = {label: list(attention_curves(reliance, seed).values()) for label, reliance in measured.items()}
     for name, figure in (("context", draw_reliance(measured, seed)), ("attention", draw_curves(curves))):
         with replacing(folder / f"{name}.png") as temporary:

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from commands import run_command
 from conflict_facts import CONFLICTS
@@ -36,6 +37,11 @@ def test_the_folder_holds_table_numbers_figures_and_every_answer(long_llama_fold
     assert len(lines) == 2 * len(CONFLICTS)
     saved = json.loads((out / "context.json").read_text())
     assert saved["a"] == saved["b"]
+    read = pq.read_table(out / "readings.parquet").to_pandas()
+    assert set(read.reading) == {f"{role} attention (sum)" for role in ("context", "subject", "rest")}
+    assert len(read) == 2 * 3 * len(CONFLICTS) * 2 * 4  # models, readings, conflicts, layers, heads
+    by_layer = read[(read.label == "b") & (read.reading == "context attention (sum)")].groupby("layer").value.mean()
+    assert by_layer.tolist() == pytest.approx(saved["b"]["attention"]["context"]["mean"])
     counted = sum(line["from"] == "neither" for line in lines) / len(lines)
     assert saved["a"]["from"]["neither"]["mean"] == pytest.approx(counted)
     assert compare_context(specs, FACTS, HOW, out) == said
