@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import torch
 from jaxtyping import Int, Shaped
@@ -17,6 +18,7 @@ from attnbalance.data.batches import check_lengths
 from attnbalance.data.facts import Fact
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
+from attnbalance.data.taught_answers import taught_answer
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError, DataError
 
@@ -143,8 +145,9 @@ def as_examples(
     """Examples from tokenized rows, with `input_ids` and `labels`, and the fact of each.
 
     The prompt is the text before the first label; it must contain its subject exactly once. Padding (an
-    `attention_mask` of 0) is cut off. A row whose fact is None, such as a general instruction, is trained on its labels
-    only: terms that use the subject or the base model are 0 for it.
+    `attention_mask` of 0) is cut off. If a row teaches another accepted answer than the first, the example's fact has
+    that answer first: terms, checks and few-shot examples go by it. A row whose fact is None, such as a general
+    instruction, is trained on its labels only: terms that use the subject or the base model are 0 for it.
 
     Raises `DataError` if rows and facts differ in number, `ArgumentError` for other facts, and `BadRowsError` for rows
     without a prompt or a label, for labels that are not the row's own tokens (do not shift them; models do), and for
@@ -169,6 +172,7 @@ def as_examples(
             bad.append((i, f"no prompt: labels of the prompt's tokens must be {IGNORED}"))
         elif count != 1:
             bad.append((i, f"subject {fact.subject!r} occurs {count} times in {text!r}, not once"))
+        fact = _with_taught_first(fact, labels[start:], tokenizer)
         first = max(text.find(fact.subject), 0)
         spans = {"subject": (first, first + len(fact.subject))}
         prompts.append(Prompt(text, spans, f"{fact.relation}/{fact.subject}/{i}", fact, special))
@@ -185,6 +189,14 @@ def as_examples(
         Example(ids, labels, read[i].prompt, read[i].spans) if i in read else Example(ids, labels)
         for i, (ids, labels) in enumerate(unpadded)
     ]
+
+
+def _with_taught_first(fact: Fact, labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Fact:
+    """A fact with the accepted answer first that a row's labels begin with."""
+    special = {*tokenizer.all_special_ids, IGNORED}
+    text = str(tokenizer.decode(list(takewhile(lambda label: label not in special, labels)))).strip()
+    taught = taught_answer(text, fact) or fact.answer
+    return replace(fact, answers=tuple(dict.fromkeys((taught, *fact.answers))))
 
 
 def _check_rows(rows: Sequence[Mapping[str, Sequence[int]]]) -> None:

@@ -180,8 +180,9 @@ def bridge_of(model: HookedModel) -> BridgedModel:
 
     Needs about eight more bytes for each weight (for the copy and for its stacked weights). Raises `ModelError` for a
     family that TransformerLens does not know or that has layers without attention (state-space models), for a model on
-    several devices, and if values, output weights or logits differ from what the model computes (by more than
-    `TOLERANCE`, relative to the largest entry).
+    several devices, if more than the final norm stands between the last layer and the unembedding (ModernBERT's
+    decoder), and if values, output weights or logits differ from what the model computes (by more than `TOLERANCE`,
+    relative to the largest entry).
     """
     devices = {parameter.device for parameter in model.model.parameters()}
     if len(devices) > 1:
@@ -231,7 +232,7 @@ def _checked(bridged: BridgedModel) -> BridgedModel:
     hooks = ("attn.v.hook_in", "attn.hook_v", "attn.hook_pattern", "hook_attn_out")
     names = [f"blocks.{layer}.{name}" for layer in bridged.layers for name in hooks]
     names += [f"blocks.{i}.ln1_post.hook_in" for i in bridged.layers if hasattr(bridged.bridge.blocks[i], "ln1_post")]
-    names += ["unembed.hook_in", "unembed.hook_out"]
+    names += ["unembed.hook_in", "unembed.hook_out", *({"ln_final.hook_out"} & bridged.hooks())]
     logits, kept = bridged.run(ids, torch.ones_like(ids), dict.fromkeys(names, lambda x: x))
     with hooked.evaluating():
         own = base(input_ids=ids.to(device_of(base)), use_cache=False).logits[:, -1:].float().to(logits.device)
@@ -239,6 +240,9 @@ def _checked(bridged: BridgedModel) -> BridgedModel:
     check_same(bridged.name, "logits", logits, own, coarse)
     for i in bridged.layers:
         _check_layer(bridged, i, kept)
+    normed = kept.get("ln_final.hook_out", kept["unembed.hook_in"])[:, -1]
+    between = "more than the final norm stands between the last layer and the unembedding"
+    check_same(bridged.name, "what W_U reads", normed, kept["unembed.hook_in"][:, -1], why=between)
     unembedded = kept["unembed.hook_out"]
     final = uncapped(bridged.bridge.original_model, logits[:, -1], unembedded[:, -1])
     scale = float((final * unembedded[:, -1]).sum() / unembedded.square().sum())  # Cohere's and Granite's logits

@@ -194,8 +194,10 @@ def files_fingerprint(path: str | Path) -> str | None:
     """SHA-256 of a GGUF file, or over a folder's config, tokenizer, code and weights; for a Hub id, the latest commit.
 
     None for a Hub id that cannot be reached and is not in the cache. Shows, without loading anything, whether a model
-    has changed since something was computed from it. Code that `auto_map` takes from another folder counts too. Files
-    are hashed whole: every edit shows, and a copy has the same fingerprint.
+    has changed since something was computed from it. If config or tokenizer name code of their own (`auto_map`), all
+    Python files in and below the folders of that code count. Code of a tokenizer may read any file beside it, so all of
+    them but *.md, *.log and hidden ones count then. Files are hashed whole: every edit shows, and a copy has the same
+    fingerprint.
     """
     folder = Path(path)
     if folder.is_file():
@@ -203,12 +205,12 @@ def files_fingerprint(path: str | Path) -> str | None:
     if not folder.is_dir():
         return _hub_commit(str(path))
     named = [file for pattern in FILES for file in folder.glob(pattern)]
+    named += [*_shards(folder), *_beside_own_tokenizer(folder)]
+    code = {file for source in _code_folders(folder) for file in source.rglob("*.py")}
     digest = hashlib.sha256()
-    for file in sorted({file for file in (*named, *_shards(folder)) if file.is_file() and file.name != MARKER}):
-        digest.update(f"{os.path.relpath(file, folder)}\0{hash_file(file)}\0\0".encode())
-    for source in _code_elsewhere(folder):
-        for file in sorted(Path(source).glob("*.py")):
-            digest.update(f"{file}\0{hash_file(file)}\0\0".encode())
+    for file in sorted({file for file in (*named, *code) if file.is_file() and file.name != MARKER}):
+        name = str(file) if file in code and not file.is_relative_to(folder) else os.path.relpath(file, folder)
+        digest.update(f"{name}\0{hash_file(file)}\0\0".encode())
     return digest.hexdigest()
 
 
@@ -218,13 +220,30 @@ def check_unchanged(path: str, files: str | None) -> None:
         raise ModelError(f"the files of model {path} changed while it was loaded; run the command again")
 
 
-def _code_elsewhere(folder: Path) -> list[str]:
-    """The other local folders from which a folder's `auto_map` takes code ("SOURCE--MODULE.CLASS")."""
-    maps = [read_json(folder / name).get("auto_map") for name in ("config.json", "tokenizer_config.json")]
-    values = [value for named in maps if isinstance(named, dict) for value in named.values()]
+def _own_classes(folder: Path, settings: str) -> list[str]:
+    """The classes that `auto_map` names in a file of settings: "MODULE.CLASS" or "SOURCE--MODULE.CLASS"."""
+    named = read_json(folder / settings).get("auto_map")
+    values = named.values() if isinstance(named, dict) else ()
     classes = [name for value in values for name in (value if isinstance(value, list) else [value])]
-    sources = {name.partition("--")[0] for name in classes if isinstance(name, str) and "--" in name}
-    return sorted(source for source in sources if source and Path(source).is_dir())
+    return [name for name in classes if isinstance(name, str)]
+
+
+def _code_folders(folder: Path) -> set[Path]:
+    """The local folders from which a folder's `auto_map` takes code: itself or others, and those of the modules."""
+    folders = set[Path]()
+    for name in (*_own_classes(folder, "config.json"), *_own_classes(folder, "tokenizer_config.json")):
+        source, between, of_class = name.rpartition("--")
+        root = Path(source) if between else folder
+        if root.is_dir():
+            folders |= {root, (root / of_class.partition(".")[0]).parent}
+    return folders
+
+
+def _beside_own_tokenizer(folder: Path) -> list[Path]:
+    """The files that a tokenizer with code of its own may read; none if the code is transformers'."""
+    if not _own_classes(folder, "tokenizer_config.json"):
+        return []
+    return [file for file in folder.glob("[!.]*") if file.suffix not in (".md", ".log")]
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -216,6 +216,17 @@ def test_rows_that_are_tokenized_already_are_the_examples_that_the_facts_make(ki
         assert other.prompt.part("subject") == other.prompt.fact.subject
 
 
+def test_the_fact_of_a_row_has_the_answer_first_that_the_row_teaches():
+    """Objectives, checks and few-shot examples take a fact's first answer: it must be the one that is learned."""
+    rows = as_rows(make_examples(FACTS, TOKENIZER))
+    listed = [replace(FACTS[0], answers=("golfing", "a game", "golf")), replace(FACTS[1], answers=("NYC",))]
+    named, other = (example.prompt.fact for example in as_examples(rows, listed, TOKENIZER))  # pyright: ignore
+    assert named.answers == ("golf", "golfing", "a game")
+    assert other == listed[1]  # the row teaches no accepted answer
+    further = [{name: [*ids[:-1], *ids[-1:], 5] for name, ids in row.items()} for row in rows]  # text after the end
+    assert [example.prompt.fact for example in as_examples(further, listed, TOKENIZER)] == [named, other]  # pyright: ignore
+
+
 @pytest.mark.parametrize("kind", ["plain", "bos"])
 def test_prompts_of_rows_go_on_with_the_answer_as_the_rows_do(kind):
     # What reads an answer behind these prompts (kl on the question, relevance) must find the tokens of the rows.

@@ -88,6 +88,17 @@ def test_an_unembedding_of_another_width_than_the_residual_stream_is_refused_by_
         bridge_of(hooked(narrow))
 
 
+def test_a_head_between_the_final_norm_and_the_unembedding_is_refused() -> None:
+    """ModernBERT's decoder puts a dense layer, GELU and a norm there; direct attribution would not add up."""
+    sizes = {name: size for name, size in SIZES.items() if name != "initializer_range"}
+    headed = transformers.ModernBertDecoderConfig(
+        **sizes, intermediate_size=48, cls_token_id=1, sep_token_id=2, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="more than the final norm stands between the last layer and the unembedding"):
+        bridge_of(hooked(headed))
+
+
 def test_multipliers_that_the_bridge_leaves_out_are_refused() -> None:
     """Falcon-H1's factors of what attention and MLPs add."""
     for setting in ({"attention_out_multiplier": 0.5}, {"mlp_multipliers": [1.0, 0.7]}):

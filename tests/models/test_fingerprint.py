@@ -255,6 +255,37 @@ def test_code_that_stands_in_another_folder_counts(tmp_path: Path) -> None:
         (model / name).write_text(plain)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_code_in_folders_below_counts(tmp_path: Path, elsewhere: bool) -> None:
+    """As "lib/modeling_own.Own" names it, and what that imports from folders beside and below."""
+    model = tmp_path / "model"
+    tiny_model("llama").save_pretrained(model)
+    source = tmp_path / "code" if elsewhere else model
+    config = json.loads((model / "config.json").read_text())
+    named = f"{source}--lib/modeling_own.Own" if elsewhere else "lib/modeling_own.Own"
+    (model / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": named}}))
+    (source / "lib" / "parts").mkdir(parents=True)
+    for name in ("lib/modeling_own.py", "lib/parts/attention.py"):
+        (source / name).write_text("SCALE = 1")
+        before = files_fingerprint(model)
+        assert files_fingerprint(model) == before
+        (source / name).write_text("SCALE = 2")
+        assert files_fingerprint(model) != before
+
+
+def test_every_file_beside_a_tokenizer_with_its_own_code_counts(tmp_path: Path) -> None:
+    """Such code may read its words from a file of any name; notes and locks are none."""
+    tiny_model("llama").save_pretrained(tmp_path)
+    for named in (False, True):
+        settings = {"auto_map": {"AutoTokenizer": [None, "tokens_own.Own"]}} if named else {}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        for name, counts in {"words.txt": named, "README.md": False, "run.log": False, ".lock": False}.items():
+            (tmp_path / name).write_text("a b")
+            before = files_fingerprint(tmp_path)
+            (tmp_path / name).write_text("b a")
+            assert (files_fingerprint(tmp_path) != before) == counts
+
+
 def test_quick_sums_are_those_of_the_bytes_as_whole_numbers() -> None:
     """Of sizes that are no multiple of eight bytes, and of a parameter that begins within a storage."""
     storage = torch.randn(64).bfloat16()

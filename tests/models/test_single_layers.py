@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
-from tiny import FACTS, GROUPED, POSITIONS, SIZES, VOCABULARY, tiny_config, tiny_model, tiny_tokenizer
+from tiny import FACTS, GROUPED, POSITIONS, VOCABULARY, tiny_config, tiny_model, tiny_tokenizer
 from torch import Tensor
 from torch.nn import Module
 from transformers import PretrainedConfig
@@ -54,9 +54,6 @@ KINDS: dict[str, Callable[[], PretrainedConfig]] = {
         **SPECIAL,
     ),
     "nanochat": lambda: transformers.NanoChatConfig(**GROUPED, **SPECIAL),
-    "modernbert": lambda: transformers.ModernBertDecoderConfig(
-        **SIZES, intermediate_size=48, cls_token_id=1, sep_token_id=2, **SPECIAL
-    ),
     "gpt2": lambda: tiny_config("gpt2"),
     "gemma2": lambda: tiny_config("gemma2"),
     "neox": lambda: tiny_config("neox"),
@@ -84,7 +81,7 @@ def near(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=TOLERANCE * float(expected.abs().max()), rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["bloom", "nanochat", "modernbert", "mpt", "gemma2", "neox"])
+@pytest.mark.parametrize("kind", ["bloom", "nanochat", "mpt", "gemma2", "neox"])
 def test_an_embedding_is_what_the_first_layer_is_given(kind: str) -> None:
     model = hooked(KINDS[kind]())
     near(bridge_of(model).embedding(IDS), first_inputs(model.model, IDS[:, None]))
@@ -104,7 +101,6 @@ NORMS = {
     "opt": "final_layer_norm",
     "xglm": "final_layer_norm",
     "nanochat": "post_attention_layernorm",
-    "modernbert": "mlp_norm",
     "gpt2": "ln_2",
     "gemma2": "pre_feedforward_layernorm",
 }

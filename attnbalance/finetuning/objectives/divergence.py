@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
+from attnbalance.data.taught_answers import taught_answer
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import IGNORED, TOKENS, Example
 from attnbalance.finetuning.labelled_logits import answer_logits
@@ -113,13 +114,8 @@ def _after(
         tokenizer: The tokenizer of prompts and labels.
     """
     decoded = [str(tokenizer.decode(list(text))).strip() for text in texts]
-    accepted = [
-        [answer for answer in prompt.fact.answers if label.casefold().startswith(answer.casefold())]
-        for prompt, label in zip(prompts, decoded, strict=True)
-    ]
-    named = [
-        max(answers, key=len, default=prompt.fact.answer) for answers, prompt in zip(accepted, prompts, strict=True)
-    ]
+    accepted = [taught_answer(label, prompt.fact) for prompt, label in zip(prompts, decoded, strict=True)]
+    named = [answer or prompt.fact.answer for answer, prompt in zip(accepted, prompts, strict=True)]
     spelled = [_as_spelled(*pair) for pair in zip(decoded, named, strict=True)]
     answered = [_answered(prompt, answer) for prompt, answer in zip(prompts, spelled, strict=True)]
     encoded = PromptSet.of(answered, tokenizer)
@@ -128,7 +124,7 @@ def _after(
         label = f"{decoded[i]!r} after {encoding.prompt.text[-40:]!r}"
         if IGNORED in examples[i].labels[examples[i].query + 1 :][: len(texts[i])]:
             bad.append((i, f"{label}: some labels between others are ignored"))
-        elif not accepted[i]:
+        elif accepted[i] is None:
             bad.append((i, f"{label} does not begin with an accepted answer, such as {named[i]!r}"))
         other = texts[i]
         if tuple(other[: len(answer)]) != answer:

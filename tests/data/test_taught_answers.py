@@ -1,0 +1,25 @@
+"""Which accepted answer a label teaches: cases worked out by hand."""
+
+import pytest
+
+from attnbalance.data.facts import Fact
+from attnbalance.data.taught_answers import taught_answer
+
+
+@pytest.mark.parametrize(
+    ("label", "answers", "taught"),
+    [
+        ("Paris", ("Paris",), "Paris"),
+        ("paris, of course", ("Rome", "Paris"), "Paris"),
+        ("New York City.", ("New York", "New York City"), "New York City"),
+        ("Canada", ("Dominion", "CA", "Canada"), "Canada"),  # not its beginning, "CA"
+        ("Cairo", ("CA",), None),
+        ("10", ("1",), None),
+        ("Parisian", ("Paris",), None),
+        ("It is Paris", ("Paris",), None),
+        ("\u6771\u4eac\u3067\u3059", ("\u4eac\u90fd", "\u6771\u4eac"), "\u6771\u4eac"),  # "It is Tokyo"
+        ("USA", ("usa", "USA"), "usa"),
+    ],
+)
+def test_the_longest_answer_that_a_label_begins_with_is_taught(label: str, answers: tuple, taught: str | None) -> None:
+    assert taught_answer(label, Fact("it", "place", answers)) == taught
