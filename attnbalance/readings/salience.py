@@ -80,7 +80,7 @@ def read_value_salience(model: BridgedModel, answer_tokens: AnswerTokens, *, at:
     subject. Norms before W_V are applied. A norm after attention (Gemma 2) has the scale that it would have if all
     heads attended fully to the subject. Of the final norm only the gain is used, so values are logits per unit of its
     input. Holds one number for each fact, layer and head. Raises `DataError` for another `at`, and `ModelError` for a
-    family whose layers do not begin with a norm of the residual stream.
+    family in which a layer run alone would read other values than in a prompt.
     """
     x, subject = _subjects(model, answer_tokens, at)
     direction = _direction(model, answer_tokens)
