@@ -43,7 +43,7 @@ PRINTED = (
         "Figure 5",
         "PopQA and EntityQuestions, by the share trained on",
         ("ghosal-fig5",),
-        "EntityQuestions with popularity in a file of your own",
+        "EntityQuestions with popularity, or the base's loss, in a file of your own",
     ),
     Printed(GHOSAL, "Figure 6", "one layer", ("ghosal-fig6",)),
     Printed(GHOSAL, "Figure 7", "more attention maps", instead="`attnbalance curve`'s report draws such rows"),
