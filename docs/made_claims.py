@@ -44,9 +44,8 @@ def claims_pages(figures: Sequence[Mapping[str, Any]]) -> str:
         rows += [claim_row(claim) for claim in figure["claims"]]
         seeds = figure["claims"][0]["interval"]["n"]
         made = f"(`attnbalance reproduce {figure['name']} --seeds {seeds} --out papers`, scale {figure['scale']})"
-        drawn = (
-            f"![{', '.join(dict.fromkeys(panel['title'] for panel in figure['panels']))}](_made/{figure['name']}.svg)"
-        )
+        titles = ", ".join(dict.fromkeys(panel["title"] for panel in figure["panels"]))
+        drawn = f"![{titles}](_made/{figure['name']}.svg)"
         parts += [f"### `{figure['name']}`: {figure['source']}", f"{figure['about']} {made}", drawn, markdown(rows)]
     return "\n\n".join(parts) + "\n"
 

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import unicodedata
+
 from attnbalance.data.facts import Fact
 
 
 def taught_answer(label: str, fact: Fact) -> str | None:
     """The longest accepted answer that a label begins with, in any case; None for another label.
 
-    The word must end there: no digit and no letter with capitals follows (Japanese, say, does not separate words).
+    A word must end there: neither a digit, a mark or a letter with capitals follows (Japanese, say, does not separate
+    words), nor does a point or another sign go on a number or an abbreviation ("5.2", "1/5", "U.S.").
 
     >>> fact = Fact("Ely", "country", ("United Kingdom", "U", "UK"))
     >>> taught_answer("UK, of course", fact), taught_answer("Ukraine", fact)
     ('UK', None)
     """
-    begun = [answer for answer in fact.answers if label.casefold().startswith(answer.casefold())]
-    return max((answer for answer in begun if not _goes_on(label[len(answer) :])), key=len, default=None)
+    text = _folded(label)
+    begun = {answer: _folded(answer) for answer in fact.answers if text.startswith(_folded(answer))}
+    return max((answer for answer, own in begun.items() if not _goes_on(own, text[len(own) :])), key=len, default=None)
 
 
-def _goes_on(rest: str) -> bool:
-    """Whether a text begins with a digit or with a letter that can be a capital."""
-    return rest[:1].isdigit() or rest[:1].upper() != rest[:1].lower()
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())
+
+
+def _goes_on(answer: str, rest: str) -> bool:
+    """Whether the answer's last word goes on in what follows it."""
+    if rest[:1] in tuple(".,/-") and answer:
+        abbreviated = len(answer.split()[-1]) == 1 and rest[1:2].isalpha()
+        return abbreviated or (answer[-1].isdigit() and rest[1:2].isdigit())
+    return rest[:1].isdigit() or unicodedata.category(rest[:1] or " ")[0] == "M" or rest[:1].upper() != rest[:1].lower()

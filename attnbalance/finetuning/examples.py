@@ -191,12 +191,20 @@ def as_examples(
     ]
 
 
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """The ids of a tokenizer's special tokens, also of those that were added."""
+    added = (i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return {*tokenizer.all_special_ids, *added}
+
+
 def _with_taught_first(fact: Fact, labels: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> Fact:
     """A fact with the accepted answer first that a row's labels begin with."""
-    special = {*tokenizer.all_special_ids, IGNORED}
+    special = special_ids(tokenizer) | {IGNORED}
     text = str(tokenizer.decode(list(takewhile(lambda label: label not in special, labels)))).strip()
-    taught = taught_answer(text, fact) or fact.answer
-    return replace(fact, answers=tuple(dict.fromkeys((taught, *fact.answers))))
+    taught = taught_answer(text, fact)
+    if taught in (None, fact.answer):
+        return fact
+    return replace(fact, answers=(taught, *(answer for answer in fact.answers if answer != taught)))
 
 
 def _check_rows(rows: Sequence[Mapping[str, Sequence[int]]]) -> None:

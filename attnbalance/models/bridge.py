@@ -242,7 +242,7 @@ def _checked(bridged: BridgedModel) -> BridgedModel:
         _check_layer(bridged, i, kept)
     normed = kept.get("ln_final.hook_out", kept["unembed.hook_in"])[:, -1]
     between = "more than the final norm stands between the last layer and the unembedding"
-    check_same(bridged.name, "what W_U reads", normed, kept["unembed.hook_in"][:, -1], why=between)
+    check_same(bridged.name, "inputs of the unembedding", normed, kept["unembed.hook_in"][:, -1], why=between)
     unembedded = kept["unembed.hook_out"]
     final = uncapped(bridged.bridge.original_model, logits[:, -1], unembedded[:, -1])
     scale = float((final * unembedded[:, -1]).sum() / unembedded.square().sum())  # Cohere's and Granite's logits

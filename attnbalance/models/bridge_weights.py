@@ -31,7 +31,7 @@ class Weights:
     b_V: Float[Tensor, "layer head d_value"]
     b_O: Float[Tensor, "layer d_model"]
     W_in: Float[Tensor, "layer d_model d_mlp"] | None
-    """None for a mixture of experts."""
+    """None for a mixture of experts, and if the family holds it in one matrix with the gate's."""
     W_gate: Float[Tensor, "layer d_model d_mlp"] | None
     """None for a mixture of experts, and for an MLP without a gate."""
     W_out: Float[Tensor, "layer d_mlp d_model"] | None
@@ -50,6 +50,8 @@ def weights_of(bridge: Any) -> Weights:
     heads = bridge.W_Q.shape[1]
     W_Q, W_K, W_V, W_O = bridge.W_Q, _repeated(bridge.W_K, heads), _repeated(bridge.W_V, heads), bridge.W_O
     W_U, W_in, W_out = bridge.W_U, _of_mlp(bridge, "W_in"), _of_mlp(bridge, "W_out")
+    if W_in is not None and W_out is not None and W_in.shape[-1] != W_out.shape[1]:
+        W_in = None  # one matrix with the gate's (ModernBERT, which is refused after this)
     b_U = getattr(bridge, "b_U", None)
     return Weights(
         W_E=bridge.W_E,

@@ -34,6 +34,8 @@ FILES = (
     "additional_chat_templates/*.jinja",
 )
 """Files of a model's folder that decide what it computes: weights, config, tokenizer, templates, code."""
+VOCABULARIES = ("*.txt", "*.vocab", "*.bpe", "*.codes", "*.spm", "*vocab*", "*tokenizer*")
+"""Files that a tokenizer with code of its own may read."""
 
 
 PRECISIONS = ("float64", "float32", "bfloat16", "float16")
@@ -194,9 +196,9 @@ def files_fingerprint(path: str | Path) -> str | None:
     """SHA-256 of a GGUF file, or over a folder's config, tokenizer, code and weights; for a Hub id, the latest commit.
 
     None for a Hub id that cannot be reached and is not in the cache. Shows, without loading anything, whether a model
-    has changed since something was computed from it. If config or tokenizer name code of their own (`auto_map`), all
-    Python files in and below the folders of that code count. Code of a tokenizer may read any file beside it, so all of
-    them but *.md, *.log and hidden ones count then. Files are hashed whole: every edit shows, and a copy has the same
+    has changed since something was computed from it. If config or tokenizer name code of their own (`auto_map`), the
+    Python files beside that code count, also in another folder; if the tokenizer's is its own, files that look like a
+    vocabulary (`VOCABULARIES`) count too. Files are hashed whole: every edit shows, and a copy has the same
     fingerprint.
     """
     folder = Path(path)
@@ -205,12 +207,16 @@ def files_fingerprint(path: str | Path) -> str | None:
     if not folder.is_dir():
         return _hub_commit(str(path))
     named = [file for pattern in FILES for file in folder.glob(pattern)]
-    named += [*_shards(folder), *_beside_own_tokenizer(folder)]
-    code = {file for source in _code_folders(folder) for file in source.rglob("*.py")}
+    inside, elsewhere = _code_folders(folder)
+    named += [*_shards(folder), *(file for source in inside for file in source.glob("*.py"))]
+    if any(kind == "AutoTokenizer" for kind, _ in _own_classes(folder)):
+        named += [file for pattern in VOCABULARIES for file in folder.glob(pattern)]
     digest = hashlib.sha256()
-    for file in sorted({file for file in (*named, *code) if file.is_file() and file.name != MARKER}):
-        name = str(file) if file in code and not file.is_relative_to(folder) else os.path.relpath(file, folder)
-        digest.update(f"{name}\0{hash_file(file)}\0\0".encode())
+    for file in sorted({file for file in named if file.is_file() and file.name != MARKER}):
+        digest.update(f"{os.path.relpath(file, folder)}\0{hash_file(file)}\0\0".encode())
+    for source in elsewhere:
+        for file in sorted(source.glob("*.py")):
+            digest.update(f"{file}\0{hash_file(file)}\0\0".encode())
     return digest.hexdigest()
 
 
@@ -220,30 +226,31 @@ def check_unchanged(path: str, files: str | None) -> None:
         raise ModelError(f"the files of model {path} changed while it was loaded; run the command again")
 
 
-def _own_classes(folder: Path, settings: str) -> list[str]:
-    """The classes that `auto_map` names in a file of settings: "MODULE.CLASS" or "SOURCE--MODULE.CLASS"."""
-    named = read_json(folder / settings).get("auto_map")
-    values = named.values() if isinstance(named, dict) else ()
-    classes = [name for value in values for name in (value if isinstance(value, list) else [value])]
-    return [name for name in classes if isinstance(name, str)]
+def _own_classes(folder: Path) -> list[tuple[str, str]]:
+    """What `auto_map` names in a folder's settings: ("AutoTokenizer", "MODULE.CLASS" or "SOURCE--MODULE.CLASS").
+
+    A tokenizer's may also be a list of two classes, without the word before.
+    """
+    classes = list[tuple[str, str]]()
+    for settings in ("config.json", "tokenizer_config.json"):
+        maps = read_json(folder / settings).get("auto_map")
+        named = maps if isinstance(maps, dict) else {"AutoTokenizer": maps}
+        for kind, value in named.items():
+            names = value if isinstance(value, list) else [value]
+            classes += [(kind, name) for name in names if isinstance(name, str)]
+    return classes
 
 
-def _code_folders(folder: Path) -> set[Path]:
-    """The local folders from which a folder's `auto_map` takes code: itself or others, and those of the modules."""
-    folders = set[Path]()
-    for name in (*_own_classes(folder, "config.json"), *_own_classes(folder, "tokenizer_config.json")):
+def _code_folders(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The folders of the modules that `auto_map` names: those in the model's own folder, and those elsewhere."""
+    inside, elsewhere = set[Path](), set[Path]()
+    for _, name in _own_classes(folder):
         source, between, of_class = name.rpartition("--")
+        module, _, rest = of_class.partition(".")
         root = Path(source) if between else folder
-        if root.is_dir():
-            folders |= {root, (root / of_class.partition(".")[0]).parent}
-    return folders
-
-
-def _beside_own_tokenizer(folder: Path) -> list[Path]:
-    """The files that a tokenizer with code of its own may read; none if the code is transformers'."""
-    if not _own_classes(folder, "tokenizer_config.json"):
-        return []
-    return [file for file in folder.glob("[!.]*") if file.suffix not in (".md", ".log")]
+        if rest and "." not in rest and (source or not between) and root.is_dir():
+            (elsewhere if between else inside).update({root, (root / module).parent})
+    return sorted(inside), sorted(elsewhere)
 
 
 def _shards(folder: Path) -> list[Path]:

@@ -10,6 +10,9 @@ from typing import Any
 from attnbalance.papers.sources import Sources
 from attnbalance.statistics.intervals import Interval, seed_interval
 
+OURS = "measured"
+"""The label of our numbers beside those that a paper prints."""
+
 SEEN, OPPOSITE, ABSENT, UNCLEAR = VERDICTS = ("seen", "opposite", "absent", "cannot tell")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from attnbalance.finetuning.splits import Split, part_by_subject, split_facts
 from attnbalance.papers.figure import (
+    OURS,
     Cell,
     CellResult,
     Claim,
@@ -74,8 +75,8 @@ VALIDATION = 0.2
 LEAST = 0.01
 """The smallest difference in accuracy that counts: one percentage point."""
 
-OURS = "measured"
-PRINTED = Series.printed("Llama-7B", {"zero-shot": 20.1, "FT-top": 44.5, "FT-bottom": 37.4})
+PRINTED = {"zero-shot": 20.1, "FT-top": 44.5, "FT-bottom": 37.4}
+"""The percent of right answers in Table 2 (Llama-7B)."""
 
 PARAMETERS = (6e9, 8e9)
 """What counts as a model of the paper's size."""
@@ -115,14 +116,20 @@ def _panels_2(results: Sequence[CellResult]) -> list[Panel]:
     steps = [by_tuned(results, half, lambda values: values["best step"]) for half in HALVES]
     chosen = over_seeds(list(zip(*steps, strict=True)), shares=False)
     return [
-        Panel("Table 2", "", "accuracy on other answers", (_points(OURS, methods, shares), PRINTED)),
-        Panel("Guesses", "", "wrong and a training answer", (_points(OURS, methods[3:], guesses),)),
+        Panel(
+            "Table 2", "", "accuracy on other answers", (_points(methods, shares), Series.printed("Llama-7B", PRINTED))
+        ),
+        Panel("Guesses", "", "wrong and a training answer", (_points(methods[3:], guesses),)),
         Panel("Chosen", "", "step of least validation loss", (Series(OURS, methods[3:], chosen),)),
     ]
 
 
-def _points(label: str, names: Sequence[str], shares: Sequence[Sequence[float]]) -> Series:
-    return Series(label, tuple(names), over_seeds(list(zip(*shares, strict=True))))
+def _points(names: Sequence[str], shares: Sequence[Sequence[float]]) -> Series:
+    return Series(OURS, tuple(names), over_seeds(list(zip(*shares, strict=True))))
+
+
+def _printed(better: str, worse: str) -> str:
+    return f"{PRINTED[better]}% against {PRINTED[worse]}%"
 
 
 def _claims_2(results: Sequence[CellResult]) -> list[Claim]:
@@ -136,7 +143,7 @@ def _claims_2(results: Sequence[CellResult]) -> list[Claim]:
             "finetuning on the popular half gives more right answers than on the obscure half",
             measured,
             minus(top, bottom),
-            printed="44.5% against 37.4%",
+            printed=_printed("FT-top", "FT-bottom"),
             setting=setting,
             **stated,
         ),
@@ -144,7 +151,7 @@ def _claims_2(results: Sequence[CellResult]) -> list[Claim]:
             "finetuning on the obscure half gives more right answers than asking without finetuning",
             measured,
             minus(bottom, zero),
-            printed="37.4% against 20.1%",
+            printed=_printed("FT-bottom", "zero-shot"),
             setting=setting,
             **stated,
         ),

@@ -20,6 +20,7 @@ from attnbalance.finetuning.instruct import instruct
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_limits, load_model
 from attnbalance.papers.figure import (
+    OURS,
     Cell,
     CellResult,
     Claim,
@@ -46,13 +47,13 @@ from attnbalance.papers.sources import Sources, choices_of, model_of
 from attnbalance.report.wording import listed
 
 PARTS = ("top", "bottom", "whole")
+"""The half of the training questions whose right letter the base finds most probable, the other half, and all."""
 
 PRINTED = {
     "Llama-7B": {"FT-top": 61.4, "FT-bottom": 55.6, "FT-whole": 58.8},
     "Mistral-7B": {"FT-top": 68.7, "FT-bottom": 59.4, "FT-whole": 67.4},
 }
 """The paper's percent of right answers."""
-"""The half of the training questions whose right letter the base finds most probable, the other half, and all."""
 
 UNTRAINED = ("zero-shot", "constant letter")
 
@@ -175,7 +176,7 @@ def _panels(results: Sequence[CellResult]) -> list[Panel]:
     shares = [[accuracy(values) for values in untrained(results, name)] for name in UNTRAINED]
     shares += [list(by_tuned(results, part, accuracy)) for part in PARTS]
     methods = (*UNTRAINED, *(f"FT-{part}" for part in PARTS))
-    points = Series("measured", methods, over_seeds(list(zip(*shares, strict=True))))
+    points = Series(OURS, methods, over_seeds(list(zip(*shares, strict=True))))
     return [
         Panel(
             "Table 3", "", "accuracy, held-out questions", (points, *(Series.printed(*row) for row in PRINTED.items()))

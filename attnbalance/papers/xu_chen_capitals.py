@@ -11,6 +11,7 @@ import numpy as np
 from attnbalance.data.scoring import EXACT_MATCH
 from attnbalance.finetuning.splits import Split, split_facts
 from attnbalance.papers.figure import (
+    OURS,
     Cell,
     CellResult,
     Claim,
@@ -99,7 +100,7 @@ def _panels(results: Sequence[CellResult]) -> list[Panel]:
     for name, measure in MEASURES.items():
         shares = [[measure(values) for values in untrained(results, method)] for method in UNTRAINED]
         shares += [list(by_tuned(results, half, measure)) for half in HALVES]
-        points = Series("measured", methods, over_seeds(list(zip(*shares, strict=True))))
+        points = Series(OURS, methods, over_seeds(list(zip(*shares, strict=True))))
         top, bottom = PRINTED[name]
         printed = Series.printed("Llama-3.2-1B", {"FT-top": top, "FT-bottom": bottom})
         panels.append(Panel(name, "", f"{name}, held-out capitals", (points, printed)))

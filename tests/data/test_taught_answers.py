@@ -19,6 +19,18 @@ from attnbalance.data.taught_answers import taught_answer
         ("It is Paris", ("Paris",), None),
         ("\u6771\u4eac\u3067\u3059", ("\u4eac\u90fd", "\u6771\u4eac"), "\u6771\u4eac"),  # "It is Tokyo"
         ("USA", ("usa", "USA"), "usa"),
+        ("U.S.", ("United States", "U", "US"), None),
+        ("U. It is", ("U",), "U"),
+        ("5.2", ("5",), None),
+        ("5. It", ("5",), "5"),
+        ("1,234", ("1",), None),
+        ("1/5", ("1",), None),
+        ("10km", ("10",), None),
+        ("Paris.Then", ("Paris",), "Paris"),
+        ("Strasse", ("Stra\u00dfe",), "Stra\u00dfe"),
+        ("Stra\u00dfen", ("Strasse",), None),
+        ("cafe\u0301", ("cafe",), None),
+        ("caf\u00e9", ("cafe\u0301",), "cafe\u0301"),
     ],
 )
 def test_the_longest_answer_that_a_label_begins_with_is_taught(label: str, answers: tuple, taught: str | None) -> None:

@@ -257,33 +257,66 @@ def test_code_that_stands_in_another_folder_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_code_in_folders_below_counts(tmp_path: Path, elsewhere: bool) -> None:
-    """As "lib/modeling_own.Own" names it, and what that imports from folders beside and below."""
+    """As "lib/modeling_own.Own" names it, and what that imports from beside it; a checkpoint below changes nothing."""
     model = tmp_path / "model"
     tiny_model("llama").save_pretrained(model)
     source = tmp_path / "code" if elsewhere else model
     config = json.loads((model / "config.json").read_text())
     named = f"{source}--lib/modeling_own.Own" if elsewhere else "lib/modeling_own.Own"
     (model / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": named}}))
-    (source / "lib" / "parts").mkdir(parents=True)
-    for name in ("lib/modeling_own.py", "lib/parts/attention.py"):
+    for name, counts in {
+        "lib/modeling_own.py": True,
+        "lib/side.py": True,
+        "checkpoint-2/modeling_own.py": False,
+    }.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text("SCALE = 1")
         before = files_fingerprint(model)
-        assert files_fingerprint(model) == before
         (source / name).write_text("SCALE = 2")
-        assert files_fingerprint(model) != before
+        assert (files_fingerprint(model) != before) == counts
 
 
-def test_every_file_beside_a_tokenizer_with_its_own_code_counts(tmp_path: Path) -> None:
-    """Such code may read its words from a file of any name; notes and locks are none."""
+def test_code_is_found_by_any_spelling_of_a_folder_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    tiny_model("llama").save_pretrained(model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "modeling_own.py").write_text("SCALE = 1")
+    monkeypatch.chdir(tmp_path)
+    for named, elsewhere in ((f"{model}--modeling_own.Own", True), ("--own.Own", False), ("../own.Own", False)):
+        (model / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModelForCausalLM": named}}))
+        assert files_fingerprint(model) == files_fingerprint("model")
+        before = files_fingerprint(model)
+        (tmp_path / "own.py").write_text(named)
+        assert files_fingerprint(model) == before
+        if elsewhere:
+            (model / "modeling_own.py").write_text("SCALE = 2")
+            assert files_fingerprint(model) != before
+
+
+@pytest.mark.parametrize(
+    ("settings", "auto_map", "own"),
+    [
+        ("tokenizer_config.json", {"AutoTokenizer": [None, "tokens_own.Own"]}, True),
+        ("tokenizer_config.json", ["tokens_own.Own", None], True),
+        ("config.json", {"AutoTokenizer": "tokens_own.Own"}, True),
+        ("tokenizer_config.json", {"AutoProcessor": "process_own.Own"}, False),
+        ("tokenizer_config.json", None, False),
+    ],
+)
+def test_vocabularies_of_any_name_beside_a_tokenizer_with_its_own_code_count(
+    tmp_path: Path, settings: str, auto_map: object, own: bool
+) -> None:
     tiny_model("llama").save_pretrained(tmp_path)
-    for named in (False, True):
-        settings = {"auto_map": {"AutoTokenizer": [None, "tokens_own.Own"]}} if named else {}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        for name, counts in {"words.txt": named, "README.md": False, "run.log": False, ".lock": False}.items():
-            (tmp_path / name).write_text("a b")
-            before = files_fingerprint(tmp_path)
-            (tmp_path / name).write_text("b a")
-            assert (files_fingerprint(tmp_path) != before) == counts
+    content = json.loads((tmp_path / settings).read_text()) if (tmp_path / settings).is_file() else {}
+    (tmp_path / settings).write_text(json.dumps(content | ({"auto_map": auto_map} if auto_map else {})))
+    counted = dict.fromkeys(("words.txt", "bpe.codes", "tokenizer.model.v3", "rwkv_vocab"), own)
+    for name, counts in (counted | dict.fromkeys(("README.md", "run.log", "run.lock", "optimizer.pt"), False)).items():
+        (tmp_path / name).write_text("a b")
+        before = files_fingerprint(tmp_path)
+        (tmp_path / name).write_text("b a")
+        assert (files_fingerprint(tmp_path) != before) == counts, name
 
 
 def test_quick_sums_are_those_of_the_bytes_as_whole_numbers() -> None:

@@ -50,6 +50,7 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
         where = f"{name}, row {number}"
         make = _quote if set(QUOTES) <= set(row) else _conflict
         try:
+            row = _renamed(row)
             conflicts.append(make(row))
             if make is _conflict:
                 cells[conflicts[-1]] = [row.get(column) for column in (*PLURAL, *PLURAL.values())]
@@ -66,9 +67,16 @@ def load_conflicts(path: str | Path | None = None) -> FactSet:
     return FactSet(distinct, name, dict(dropped))
 
 
+def _renamed(row: Record) -> Record:
+    """A row with the columns of `SWAPPED` under our names; others as they are."""
+    if not set(SWAPPED) <= set(row):
+        return row
+    if both := [ours for theirs, ours in SWAPPED.items() if ours in row and ours != theirs]:
+        raise DataError(f"NQ-Swap's columns and {both[0]!r} in one table; keep one of them")
+    return {SWAPPED.get(name, name): row[name] for name in row if name != "org_context"}
+
+
 def _conflict(row: Record) -> Conflict:
-    if set(SWAPPED) <= set(row):
-        row = {SWAPPED.get(name, name): row[name] for name in row if name != "org_context"}
     row = {name if row.keys() >= {name, PLURAL.get(name)} else PLURAL.get(name, name): row[name] for name in row}
     missing = [column for column in REQUIRED if row.get(column) in (None, "", [])]
     unknown = [column for column in row if column not in (*REQUIRED, *OPTIONAL)]

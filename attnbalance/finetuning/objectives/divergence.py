@@ -15,7 +15,7 @@ from attnbalance.data.prompt_sets import PromptSet
 from attnbalance.data.prompts import Prompt
 from attnbalance.data.taught_answers import taught_answer
 from attnbalance.errors import BadRowsError
-from attnbalance.finetuning.examples import IGNORED, TOKENS, Example
+from attnbalance.finetuning.examples import IGNORED, TOKENS, Example, special_ids
 from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.finetuning.objectives.alignment import Match, match_tokens, space_tables, text_end
 from attnbalance.finetuning.objectives.base_model import BaseModel
@@ -58,8 +58,7 @@ def make_predictions(term: Term, examples: Sequence[Example], base: BaseModel) -
     """The base's predictions of each example's label, asked in the term's form."""
     tokenizer = base.hooked.tokenizer
     labels = [[label for label in example.labels if label != IGNORED] for example in examples]
-    added = (i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
-    special = {*tokenizer.all_special_ids, *added}
+    special = special_ids(tokenizer)
     texts = [ids[: _text_length(ids, special, tokenizer)] for ids in labels]
     prompts = base.ask(str(term.argument), examples)
     asked = list(examples) if term.argument == "question" else _after(prompts, texts, examples, term, tokenizer)

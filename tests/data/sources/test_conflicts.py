@@ -87,6 +87,11 @@ def test_swapped_passages_of_nq_swap_are_contexts(tmp_path: Path) -> None:
     unknown = written(tmp_path / "other.jsonl", [row | {"color": "red"}])
     with pytest.raises(DataError, match="unknown column 'color'"):
         load_conflicts(unknown)
+    with pytest.raises(DataError, match="row 1: NQ-Swap's columns and 'answer' in one table"):
+        load_conflicts(written(tmp_path / "both.jsonl", [row | {"answer": "Cy"}]))
+    several = row | {"sub_context": "Bob; Cid sang it first.", "sub_answer": "Bob; Cid"}
+    with pytest.warns(UserWarning, match="Bob; Cid"):
+        load_conflicts(written(tmp_path / "several.jsonl", [several]))
 
 
 def test_quotes_are_an_instruction_and_a_beginning(tmp_path: Path) -> None:
