@@ -188,10 +188,16 @@ def router_coefficient(trainer: Trainer) -> float:
     """The factor of the router's balancing loss of a mixture of experts, in the forward pass with labels.
 
     The factor of trl's trainers, if there is one, takes precedence. 0 if the model does not ask for that loss
-    (`output_router_logits`). Raises `ModelError` if it does and its factor is unknown.
+    (`output_router_logits`). Raises `ModelError` if it does and its factor is unknown, and if trl asks for the loss at
+    each step instead (JetMoE).
     """
     base: PreTrainedModel = base_of(trainer.model)  # pyright: ignore[reportArgumentType]
     if not getattr(base.config.get_text_config(), "output_router_logits", False):
+        if getattr(trainer, "aux_loss_enabled", False):
+            raise ModelError(
+                f"{type(base).__name__} gives the loss that router_aux_loss_coef asks for only with "
+                "output_router_logits=True; set that in its config, or router_aux_loss_coef=0"
+            )
         return 0.0
     sources: tuple[tuple[Any, str], ...] = (
         (trainer, "router_aux_loss_coef"),

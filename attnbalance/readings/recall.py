@@ -252,7 +252,8 @@ def recall(
             (see `FactSet.tied_relations`).
         scoring: One of `SCORINGS`.
         max_new_tokens: Number of tokens to generate. By default `NEW_TOKENS`, or more for longer accepted answers and
-            chats (see `answer_budgets`). Warns if an accepted answer needs more.
+            chats (see `answer_budgets`). Warns if an accepted answer needs more. A word that is cut off by this number
+            counts as it stands: "1" of "1000" is 1.
         batch_size: Prompts in a batch.
         edit: Changes the attention row of each prompt's last token (see `models.interventions`).
         progress: Whether to show a progress bar.

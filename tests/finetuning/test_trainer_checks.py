@@ -173,6 +173,25 @@ def test_trls_coefficient_of_the_balancing_loss_goes_before_the_models(tmp_path)
     assert loss == pytest.approx(2 * float(alone.loss) + 0.25 * float(both.aux_loss), rel=1e-5)
 
 
+def test_a_balancing_loss_that_trl_asks_for_at_each_step_is_refused(tmp_path):
+    """JetMoE's configuration has no coefficient, so that trl leaves its setting alone."""
+    trl = pytest.importorskip("trl")
+
+    class Tuner(ObjectiveMixin, trl.SFTTrainer):
+        """As a user would write it."""
+
+    model = routed("jetmoe")
+    model.config.output_router_logits = False
+    args = {"kind": Tuner, "model": model}
+    asking, not_asking = (
+        settings(tmp_path, trl.SFTConfig, router_aux_loss_coef=coefficient, gradient_checkpointing=False)
+        for coefficient in (0.5, 0.0)
+    )
+    with pytest.raises(ModelError, match="only with output_router_logits=True"):
+        made(tmp_path, args=asking, **args)
+    made(tmp_path, args=not_asking, **args)
+
+
 # Losses and batches of the trainer's own ------------------------------------------------------------------------------
 
 

@@ -47,6 +47,8 @@ CHANGED = re.compile(
 """A number, date or text as tables and spreadsheet programs rewrite it: 1867.0, 1E+05, ="007", TRUE,
 1867-11-07 00:00:00, 11/7/1867 0:00, -3223584000000 (in milliseconds)."""
 
+LISTED = re.compile(r"""\[\s*(["']).*\1\s*\]""")
+"""A JSON or Python list of texts."""
 QUOTED = re.compile(r""""[^"]*"|'[^']*'|\u201c[^\u201d]*\u201d|\u2018[^\u2019]*\u2019|\u00ab[^\u00bb]*\u00bb""")
 """A text within quotation marks, such as a JSON text."""
 
@@ -103,6 +105,9 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
     checks = {
         """a '|', ';' or ' / ' in one answer; write several as a JSON list: ["first", "second"]""": [
             any(map(SEPARATED.fullmatch, own)) for own in texts
+        ],
+        "a text that is itself a list, as of lists that were written twice": [
+            any(map(LISTED.fullmatch, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
         "a subject that stands for a missing value": [fact.subject.lower() in MISSING for fact in facts],
         "an answer that stands for a missing value": [

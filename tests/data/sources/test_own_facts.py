@@ -123,6 +123,16 @@ def test_missing_values_decimal_whole_numbers_and_quoted_answers_are_warned_of(t
     assert [fact.answer for fact in facts] == ["NA", "None", "Nana", "1867.0", "c", "3.05", '"Paris"', '"W" Y']
 
 
+def test_lists_that_were_written_twice_are_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "facts.jsonl"
+    rows = [["A", ['["Pierre", "Paul"]']], ["['Ann']", ["x"]], ["[REC]", ["x"]], ["B", ["[1]", "y"]], ["C", ["z"]]]
+    lines = ({"subject": subject, "relation": "b", "answers": answers} for subject, answers in rows)
+    path.write_text("\n".join(map(json.dumps, lines)))
+    with pytest.warns(UserWarning, match=r"2 of 5 facts have a text that is itself a list.*first: 'A': ") as caught:
+        load_own(path)
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize(
     ("row", "what"),
     [
