@@ -29,8 +29,8 @@ from attnbalance.data.taught_answers import taught_answer
         ("Paris.Then", ("Paris",), "Paris"),
         ("Strasse", ("Stra\u00dfe",), "Stra\u00dfe"),
         ("Stra\u00dfen", ("Strasse",), None),
-        ("cafe\u0301", ("cafe",), None),
-        ("caf\u00e9", ("cafe\u0301",), "cafe\u0301"),
+        ("Malmo\u0308", ("Malmo",), None),
+        ("Malm\u00f6", ("Malmo\u0308",), "Malmo\u0308"),
     ],
 )
 def test_the_longest_answer_that_a_label_begins_with_is_taught(label: str, answers: tuple, taught: str | None) -> None:
