@@ -10,8 +10,8 @@ from attnbalance.data.facts import Fact
 def taught_answer(label: str, fact: Fact) -> str | None:
     """The longest accepted answer that a label begins with, in any case; None for another label.
 
-    A word must end there: neither a digit, a mark or a letter with capitals follows (Japanese, say, does not separate
-    words), nor does a point or another sign go on a number or an abbreviation ("5.2", "1/5", "U.S.").
+    The answer must end with a word of the label: no digit, combining mark or cased letter follows (scripts without
+    case, such as Japanese, need no separator), and no sign continues a number or abbreviation ("5.2", "1/5", "U.S.").
 
     >>> fact = Fact("Ely", "country", ("United Kingdom", "U", "UK"))
     >>> taught_answer("UK, of course", fact), taught_answer("Ukraine", fact)

@@ -177,11 +177,8 @@ def _panels(results: Sequence[CellResult]) -> list[Panel]:
     shares += [list(by_tuned(results, part, accuracy)) for part in PARTS]
     methods = (*UNTRAINED, *(f"FT-{part}" for part in PARTS))
     points = Series(OURS, methods, over_seeds(list(zip(*shares, strict=True))))
-    return [
-        Panel(
-            "Table 3", "", "accuracy, held-out questions", (points, *(Series.printed(*row) for row in PRINTED.items()))
-        )
-    ]
+    printed = (Series.printed(*row) for row in PRINTED.items())
+    return [Panel("Table 3", "", "accuracy, held-out questions", (points, *printed))]
 
 
 def _four_choices(results: Sequence[CellResult]) -> Condition:
