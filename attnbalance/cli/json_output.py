@@ -41,7 +41,7 @@ RESULTS = {
 GROWING = ("study", "reproduce")
 """The commands whose folder may hold results of fewer fits or cells than were asked for now."""
 
-SHARED = ("finetune", "instruct", "curve", "trajectory")
+SHARED = ("finetune", "instruct", "curve", "trajectory", "reproduce")
 """The commands whose work is shared by the processes that `accelerate launch` starts."""
 
 

@@ -129,8 +129,8 @@ def reproduce(
     from dataclasses import asdict
 
     from attnbalance.papers.forecast import forecast, table
+    from attnbalance.papers.pool import usual_workers
     from attnbalance.papers.reproduce import reproduce as run
-    from attnbalance.papers.reproduce import usual_workers
 
     options: dict[str, Any] = {"scale": scale, "seeds": seeds, "facts": facts, "model": model}
     options |= {"instructions": instructions, "conflicts": conflicts, "choices": choices}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -37,6 +37,17 @@ def by_main_process(action: Callable[[], None], shared: bool = True) -> None:
         action()
         return
     on_main_process_first(lambda: action() if processes().is_main_process else None)
+
+
+def from_main_process(action: Callable[[], Result]) -> Result:
+    """What `action` returns in the main process, given to all; the others wait for it."""
+    if processes().num_processes == 1:
+        return action()
+    from accelerate.utils import broadcast_object_list
+
+    returned: list[Any] = [action() if processes().is_main_process else None]
+    broadcast_object_list(returned)
+    return returned[0]
 
 
 @contextmanager

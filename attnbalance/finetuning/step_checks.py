@@ -46,9 +46,12 @@ def check_step(trainer: Trainer, objective: Objective, loss: Tensor, inputs: Map
             f"{type(trainer).__name__}.compute_loss leaves out the objective {objective.text!r}: let it call "
             "super().compute_loss, or train on the objective 'ce'"
         )
-    if not bool(torch.isfinite(loss).all()):
+    finite = torch.isfinite(loss.detach()).all().int().reshape(1)
+    everywhere: Any = trainer.accelerator.gather(finite)
+    if not bool(everywhere.all()):  # all processes end together
         text, step = first_text(inputs, trainer.processing_class), trainer.state.global_step + 1
+        value = f"{float(loss)} at step {step}, in the batch that begins with {text!r}"
         raise DivergenceError(
-            f"the training loss is {float(loss)} at step {step}, in the batch that begins with {text!r}; lower the "
+            f"the training loss is {f'not finite at step {step}, in another process' if finite else value}; lower the "
             "learning rate, or load the model in float32"
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +16,8 @@ import numpy as np
 from attnbalance.data.forms import FEW_SHOT, in_form
 from attnbalance.data.prompts import Prompt, make_prompts
 from attnbalance.data.scoring import CONTAINMENT, is_match
-from attnbalance.errors import DivergenceError, ModelError
+from attnbalance.errors import DivergenceError, ModelError, OutputError
+from attnbalance.files.processes import from_main_process, processes
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
@@ -72,6 +74,24 @@ def finetuning_of(settings: Mapping[str, Any]) -> FinetuneSettings:
     return FinetuneSettings(**settings["training"], **named)
 
 
+@contextmanager
+def run_folder() -> Iterator[Path]:
+    """A new folder for one run, in the system's folder for temporary files (TMPDIR), and removed at the end.
+
+    All processes of `accelerate launch` have the same one; on several machines they must share TMPDIR. Raises
+    `OutputError` in a process that cannot see it.
+    """
+    with ExitStack() as kept:
+        folder = Path(from_main_process(lambda: kept.enter_context(TemporaryDirectory())))
+        if not folder.is_dir():
+            raise OutputError(
+                f"the processes of one launch must share a folder for temporary files, but {folder} is not here: set "
+                "TMPDIR to a folder that all machines see"
+            )
+        yield folder / "run"
+        processes().wait_for_everyone()
+
+
 def run_cell(make_split: Callable[[Mapping[str, Any]], Split], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a cell of `grid_cells` holds: the untrained model's answers, or those after finetuning on its split."""
     split = make_split(settings)
@@ -81,13 +101,12 @@ def run_cell(make_split: Callable[[Mapping[str, Any]], Split], settings: Mapping
 def run_finetuning(settings: Mapping[str, Any], split: Split) -> dict[str, Any]:
     """Finetune the model of the settings on a split, and ask it about the tested facts.
 
-    Checkpoints lie in the system's folder for temporary files (TMPDIR) meanwhile. If training diverges, the result says
-    so and has no validation loss.
+    Checkpoints lie in `run_folder` meanwhile. If training diverges, the result says so and has no validation loss.
     """
     training = finetuning_of(settings)
-    with TemporaryDirectory() as folder:
+    with run_folder() as folder:
         try:
-            run = finetune(model_of(settings), split, Path(folder) / "run", training)
+            run = finetune(model_of(settings), split, folder, training)
         except DivergenceError as error:
             return {LOSS: None, "diverged": str(error)}
         asked = make_prompts(split.heldout, training.template)

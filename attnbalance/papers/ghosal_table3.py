@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -40,6 +38,7 @@ from attnbalance.papers.finetuned import (
     grid_cells,
     grid_condition,
     model_condition,
+    run_folder,
     untrained,
 )
 from attnbalance.papers.ghosal_popqa import GRIDS, LEAST, PARAMETERS, TRAINING
@@ -123,9 +122,9 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
         return _ask_untrained(model, trained, tested)
     part = part_of(settings["split"], trained, model)
     validation = max(1, round(VALIDATION * len(part)))
-    with TemporaryDirectory() as folder:
+    with run_folder() as folder:
         try:
-            run = instruct(model_of(settings), part, Path(folder) / "run", training, validation=validation)
+            run = instruct(model_of(settings), part, folder, training, validation=validation)
         except DivergenceError as error:
             return {LOSS: None, "diverged": str(error)}
         answers = read_choices(load_model(run.path), tested)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from attnbalance.data.batches import check_lengths
@@ -25,7 +23,7 @@ from attnbalance.finetuning.output_loss import least_foreseen, read_output_loss,
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.load import load_limits, load_model
 from attnbalance.papers.figure import Cell, Workload
-from attnbalance.papers.finetuned import BASE, LOSS, finetuning_of, grid_cells
+from attnbalance.papers.finetuned import BASE, LOSS, finetuning_of, grid_cells, run_folder
 from attnbalance.papers.sources import Sources, conflicts_of, facts_of, instructions_of, model_of
 from attnbalance.readings.reliance import NEW_TOKENS, read_reliance, reliance_budgets
 
@@ -116,9 +114,9 @@ def run_instructed(settings: Mapping[str, Any]) -> dict[str, Any]:
         }
     rows = _rows(settings, conflicts)
     training = finetuning_of({**settings, "training": _within_epochs(settings["training"], len(rows))})
-    with TemporaryDirectory() as folder:
+    with run_folder() as folder:
         try:
-            run = instruct(model_of(settings), rows, Path(folder) / "run", training, validation=settings["validated"])
+            run = instruct(model_of(settings), rows, folder, training, validation=settings["validated"])
         except DivergenceError as error:
             return {LOSS: None, "diverged": str(error)}
         measured = {step: _ask(load_model(path), conflicts) for step, path in run.checkpoints.items()}

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +13,13 @@ from typing import Any
 from attnbalance.arguments import expects
 from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError
 from attnbalance.files.outputs import as_folder
+from attnbalance.files.processes import by_main_process, from_main_process, held_together, processes
 from attnbalance.files.work import in_place, is_finished, locked
 from attnbalance.files.worker import parse_worker
 from attnbalance.finetuning.schedule import warn_of_precisions
 from attnbalance.papers.cell_files import refuse_others, saved_cell, sources_of, write_cell
 from attnbalance.papers.figure import Cell, CellResult, PaperFigure
+from attnbalance.papers.pool import check_workers, started_pool
 from attnbalance.progress import progress_bar
 
 KIND = "reproduction"
@@ -76,16 +75,16 @@ def reproduce(
     seeds are in the folder. `workers` processes run in parallel; a script that sets more than one must guard its own
     code with `if __name__ == "__main__":`. Several machines can share the work with `worker`: "I/N" runs each N-th
     cell, from the I-th (counted from 0; by default Slurm's array index). Each machine writes the figures whose cells
-    are all there. By default, the sources (`facts` to `mixed_precision`) are those of the folder's cells. If no cell
-    names them, `facts` is PopQA from the Hub and the others are None (see `Sources`). A figure whose data cannot be
-    loaded, or are not given, is reported as not run; the error is raised if no figure can be run. Raises `DataError`
-    for unknown names or scales, too few seeds and missing data, `OutputError` for a folder with other contents, and
-    `ModelError` for a cell that cannot be completed.
+    are all there. Processes of `accelerate launch` all call this with the same arguments: they train the language model
+    of each cell together (DDP or FSDP), and the first one writes. By default, the sources (`facts` to
+    `mixed_precision`) are those of the folder's cells. If no cell names them, `facts` is PopQA from the Hub and the
+    others are None (see `Sources`). A figure whose data cannot be loaded, or are not given, is reported as not run; the
+    error is raised if no figure can be run. Raises `DataError` for unknown names or scales, too few seeds and missing
+    data, `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be completed.
     """
-    from attnbalance.papers.page import answer_of, write_figure, write_page
-
     chosen, out = chosen_figures(names), as_folder(out)
     check_size(scale, seeds, workers)
+    check_workers(workers)
     index, count = parse_worker(worker)
     place = out if count == 1 else out / "workers" / f"{index}-of-{count}"
     is_finished(out, KIND, {"scale": scale})  # what the folder holds is refused before it is read
@@ -102,32 +101,57 @@ def reproduce(
     }
     if len(refused) == len(chosen):
         raise DataError(_listed(refused))
-    with in_place(out, KIND, {"scale": scale}), locked(place):
+    with held_together(lambda: _holding(out, scale, place), out):
         asked = {figure.name: work[figure.name] for figure in chosen if figure.name in work}
         refuse_others(_distinct(asked), out)
         refused |= _run(asked, out, workers, slice(index, None, count), progress)
         if len(refused) == len(chosen):
             raise joined(refused)
-        done, left = {}, dict[str, str]()
-        for name, cells in work.items():
-            missing = sum(not saved_cell(out, cell) for cell in cells)
-            if not missing:
-                saved = [saved_cell(out, cell) for cell in cells]
-                results = [CellResult(cell.settings, it["values"]) for cell, it in zip(cells, saved, strict=True)]
-                done[name] = write_figure(figures()[name], results, out, scale, sum(it["seconds"] for it in saved))
-            elif name in asked and name not in refused:
-                left[name] = (
-                    f"{missing} of {len(cells)} cells are left to other workers; the last to finish writes the figure, "
-                    "or run this command again"
-                )
-        refusals = {name: str(error) for name, error in refused.items()}
-        made = _distinct({name: work[name] for name in done}).values()
-        seconds = sum(saved_cell(out, cell)["seconds"] for cell in made)
-        warn_of_precisions([saved_cell(out, cell).get("mixed_precision") for cell in made], "cells", stacklevel=4)
-        shown = [figure for name, figure in figures().items() if name in done or name in refusals]
-        about = {"scale": scale, "seeds": seeds, "seconds": seconds, "model": sources.model, "command": command}
-        write_page(shown, done, refusals, out, about)
-        return answer_of(chosen, done, refusals | left)
+        about = {"scale": scale, "seeds": seeds, "model": sources.model, "command": command}
+        return from_main_process(lambda: _write(chosen, work, refused, out, about))
+
+
+@contextmanager
+def _holding(out: Path, scale: str, folder: Path) -> Iterator[Path]:
+    """`out`, while this process holds `folder`, which is `out` or a worker's part of it."""
+    with in_place(out, KIND, {"scale": scale}), locked(folder):
+        yield out
+
+
+def _write(
+    chosen: Sequence[PaperFigure],
+    work: Mapping[str, Sequence[Cell]],
+    refused: Mapping[str, AttnBalanceError],
+    out: Path,
+    about: Mapping[str, Any],
+) -> str:
+    """Write all figures whose cells are there, and the page; return what to say of the chosen ones.
+
+    `work` are the cells of every figure whose sources are given, `refused` the errors of those that cannot be run.
+    """
+    from attnbalance.papers.page import answer_of, write_figure, write_page
+
+    names = {figure.name for figure in chosen}
+    done, left = {}, dict[str, str]()
+    for name, cells in work.items():
+        missing = sum(not saved_cell(out, cell) for cell in cells)
+        if not missing:
+            saved = [saved_cell(out, cell) for cell in cells]
+            results = [CellResult(cell.settings, it["values"]) for cell, it in zip(cells, saved, strict=True)]
+            seconds = sum(it["seconds"] for it in saved)
+            done[name] = write_figure(figures()[name], results, out, about["scale"], seconds)
+        elif name in names and name not in refused:
+            left[name] = (
+                f"{missing} of {len(cells)} cells are left to other workers; the last to finish writes the figure, "
+                "or run this command again"
+            )
+    refusals = {name: str(error) for name, error in refused.items()}
+    made = _distinct({name: work[name] for name in done}).values()
+    seconds = sum(saved_cell(out, cell)["seconds"] for cell in made)
+    warn_of_precisions([saved_cell(out, cell).get("mixed_precision") for cell in made], "cells", stacklevel=6)
+    shown = [figure for name, figure in figures().items() if name in done or name in refusals]
+    write_page(shown, done, refusals, out, {**about, "seconds": seconds})
+    return answer_of(chosen, done, refusals | left)
 
 
 def check_size(scale: str, seeds: int, workers: int = 1) -> None:
@@ -139,15 +163,8 @@ def check_size(scale: str, seeds: int, workers: int = 1) -> None:
         )
 
 
-def usual_workers() -> int:
-    """One worker per GPU; without GPUs one per CPU core, at most four."""
-    import torch
-
-    return torch.cuda.device_count() or min(4, os.cpu_count() or 1)
-
-
 def run_cell(figure: str, cell: Cell, out: Path) -> None:
-    """Run one cell and write its file (see `write_cell`)."""
+    """Run one cell; the main process writes its file (see `write_cell`)."""
     from attnbalance.finetuning.loop import precision_of
     from attnbalance.papers.finetuned import LOSS, finetuning_of
 
@@ -155,7 +172,7 @@ def run_cell(figure: str, cell: Cell, out: Path) -> None:
     values = figures()[figure].run(cell.settings)
     seconds = time.perf_counter() - began
     precision = precision_of(finetuning_of(cell.settings).schedule) if LOSS in values else None
-    write_cell(out, cell, values, seconds, precision)
+    by_main_process(lambda: write_cell(out, cell, values, seconds, precision))
 
 
 def chosen_figures(names: Sequence[str]) -> list[PaperFigure]:
@@ -193,8 +210,9 @@ def _run(
     def wanted(cell: Cell) -> bool:
         return any(cell in cells for name, cells in work.items() if name not in refused)
 
+    processes().wait_for_everyone()  # all see the same cells as saved
     about = {"initial": len(cells) - len(left), "unit": "fit", "leave": True}
-    with progress_bar("fits", total=len(cells), shown=progress, **about) as bar:
+    with progress_bar("fits", total=len(cells), shown=progress and processes().is_main_process, **about) as bar:
         jobs = ((owner[cell.name], cell) for cell in left if wanted(cell))
         for cell, error in _finished(jobs, out, min(workers, len(left))):
             bar.set_description(owner[cell.name])
@@ -212,7 +230,7 @@ def _finished(
         for figure, cell in jobs:
             yield cell, _tried(figure, cell, out)
         return
-    with _pool(workers) as pool:
+    with started_pool(workers) as pool:
         waiting: dict[Future, Cell] = {}
         for figure, cell in jobs:
             waiting[pool.submit(_tried, figure, cell, out)] = cell
@@ -246,40 +264,3 @@ def _first(waiting: dict[Future, Cell]) -> Iterator[tuple[Cell, AttnBalanceError
                 f"a process ended while it worked on {cell.name}: out of memory? Use `workers=1`. (A script that sets "
                 'workers must guard its own code with `if __name__ == "__main__":`)'
             ) from error
-
-
-@contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes that share the cores and GPUs; an error or interrupt ends them at once."""
-    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-    numbers = context.SimpleQueue()
-    for number in range(workers):
-        numbers.put(number)
-    pool = ProcessPoolExecutor(workers, context, _settle, (numbers, workers))
-    try:
-        yield pool
-    except BaseException:
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _settle(numbers: Any, workers: int) -> None:
-    """Give a new process its share of the cores and a GPU, and end it when its parent ends."""
-    import torch
-
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
-    number = numbers.get()
-    if count := torch.cuda.device_count():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(count)))
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[number % count]  # Trainer would take all it sees
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)

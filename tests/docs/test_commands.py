@@ -27,7 +27,8 @@ OF_BENCHMARKS = {"--help", "--rows", "--train-limit", "--heldout-limit"}
 """Options that are no command's own, or those of `benchmarks/real_model.py`."""
 SHELL = (">", "|", "||")
 """Words of the shell that end a command."""
-STARTS = (["attnbalance"], ["accelerate", "launch", "-m", "attnbalance.cli"])
+LAUNCH = ["accelerate", "launch"]
+STARTS = (["attnbalance"], *([*LAUNCH, *how, "-m", "attnbalance.cli"] for how in ([], ["--config_file", "fsdp.yaml"])))
 
 
 def commands(page: Path) -> list[list[str]]:

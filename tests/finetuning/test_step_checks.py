@@ -94,3 +94,11 @@ def test_a_loss_that_is_not_finite_names_its_step_and_batch(tmp_path):
         model.lm_head.weight[0, 0] = float("nan")
     with pytest.raises(DivergenceError, match="the training loss is nan at step 1, in the batch that begins with"):
         trainer.train()
+
+
+def test_a_loss_that_is_not_finite_in_another_process_ends_this_one_too(tmp_path, monkeypatch):
+    trainer = made(tmp_path, tiny_model("llama"), objective="ce")
+    other = torch.tensor([0], dtype=torch.int32)
+    monkeypatch.setattr(trainer.accelerator, "gather", lambda finite: torch.cat([finite, other]))
+    with pytest.raises(DivergenceError, match="the training loss is not finite at step 1, in another process; lower"):
+        trainer.train()
