@@ -19,7 +19,7 @@ from attnbalance.errors import BadRowsError, DataError, ModelError
 from attnbalance.models.forward import base_of, check_vocabulary
 from attnbalance.models.hooked import HookedModel
 from attnbalance.models.interventions import Edit, HeadEdit, edited
-from attnbalance.models.length_thresholds import rotation_changes
+from attnbalance.models.length_thresholds import CacheLimits, cache_limits
 from attnbalance.models.prefix_cache import only_settings
 from attnbalance.models.shared_prefixes import read_on, with_prefixes
 from attnbalance.models.thoughts import warn_of_thoughts
@@ -103,7 +103,8 @@ def generate(
     model's own generation settings (sampling, penalties, lengths) are not used. A prefix that prompts share (few-shot
     examples) is read once, where the model's cache allows it and nothing is edited. Answers that may cross the length
     at which LongRoPE turns to its long factors are generated without a cache, whose keys would stay as they were
-    rotated before. Raises what `HookedModel.batches` raises, `BadRowsError` for an edit of such answers, and
+    rotated before; so are those with more tokens than the keys that a model keeps by score (DeepSeek-V3.2), where
+    transformers' cache gives other answers. Raises what `HookedModel.batches` raises, `BadRowsError` for an edit of such answers, and
     `ModelError` for a token that the model does not know, for NaN logits, and for an edit of a model whose cache does
     not agree with its whole passes (see `HookedModel.answers_from_cache`; without an edit, it is not used).
 
@@ -132,9 +133,9 @@ def generate(
     settings, answers, whole = _settings(model, first_line), [""] * len(encodings), [""] * len(encodings)
     if edit is not None and not model.answers_from_cache:
         raise ModelError(f"{model.name}'s answers with its cache differ from those without, so they cannot be edited")
-    changes = rotation_changes(base_of(model.model).config)
+    limits = cache_limits(base_of(model.model).config)
     if edit is not None:
-        _check_crossings(encodings, budgets, changes)
+        _check_cached(encodings, budgets, limits)
     with model.evaluating(), _bar(len(encodings), title, progress) as bar:
         sequences = [encoding.ids for encoding in encodings]
         groups = [(None, list(range(len(encodings))))]
@@ -146,7 +147,7 @@ def generate(
             for indices, batch in model.batches(asked, batch_size, budgets=own, alike=alike):
                 settings.max_new_tokens = max(own[j] for j in indices)
                 width = batch.input_ids.shape[1]
-                settings.use_cache = model.answers_from_cache and not _crossed(changes, width, settings.max_new_tokens)
+                settings.use_cache = model.answers_from_cache and not limits.crossed(width, settings.max_new_tokens)
                 cache = None if read is None else read(indices, batch)
                 if not settings.use_cache:
                     cache = None  # `read` was called for what it collects
@@ -179,22 +180,20 @@ def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
     return budgets
 
 
-def _crossed(changes: Sequence[int], length: int, budget: int) -> list[int]:
-    """The lengths that an answer may cross; the last of its tokens is not read."""
-    return [change for change in changes if length <= change < length + budget - 1]
-
-
-def _check_crossings(encodings: Sequence[Encoding], budgets: Sequence[int], changes: Sequence[int]) -> None:
-    """Raise `BadRowsError` for prompts whose answers may cross a change of rotation, where the cache does not hold."""
+def _check_cached(encodings: Sequence[Encoding], budgets: Sequence[int], limits: CacheLimits) -> None:
+    """Raise `BadRowsError` for prompts whose answers may go beyond a length up to which the cache holds."""
+    crossed = [
+        limits.crossed(len(encoding.ids), budget) for encoding, budget in zip(encodings, budgets, strict=True)
+    ]
     bad = [
         (i, f"{len(encoding.ids)} tokens and {budget} for the answer: {encoding.prompt.text[:60]!r}...")
         for i, (encoding, budget) in enumerate(zip(encodings, budgets, strict=True))
-        if _crossed(changes, len(encoding.ids), budget)
+        if crossed[i]
     ]
     if bad:
         raise BadRowsError(
-            f"answers cannot be edited, since they may cross {changes[0]} tokens, where LongRoPE turns to its long "
-            "factors and the cache does not hold",
+            f"answers cannot be edited, since they may cross {min(sum(crossed, []))} tokens, beyond which the cache "
+            "does not hold (LongRoPE's long factors, or keys kept by score)",
             bad,
             len(encodings),
             "shorten these rows, or drop and count them (`skip_bad=True`)",

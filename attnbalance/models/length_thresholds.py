@@ -33,24 +33,43 @@ class LengthThresholds(NamedTuple):
     """Those at which the self-check cannot vouch for padded batches: too long, or numbers of keys kept by score."""
 
 
+class CacheLimits(NamedTuple):
+    """The lengths, in tokens, beyond which a model's cache does not hold what whole passes would."""
+
+    rotations: list[int]
+    """Beyond these, all tokens are rotated otherwise (LongRoPE): keys that were cached up to there do not hold."""
+    selections: list[int]
+    """Numbers of keys kept by score: the caches of transformers' families that keep fewer than all differ."""
+
+    def crossed(self, length: int, budget: int) -> list[int]:
+        """Those that matter for a prompt of some length and its answer, whose last token is not read."""
+        read = length + budget - 1
+        rotations = [limit for limit in self.rotations if length <= limit < read]
+        return rotations + [limit for limit in self.selections if limit < read]
+
+
 def length_thresholds(config: PreTrainedConfig) -> LengthThresholds:
     """The thresholds that a configuration names, without those beyond its number of positions."""
     text, limit = config.get_text_config(), position_limit(config)
-    named = dict(_lengths("", text.to_dict()))
-    if hasattr(text, "index_topk_blocks"):  # a number of blocks, each of a number of keys
-        named["index_topk"] = text.index_topk_blocks * text.index_block_size
-    possible = {path: length for path, length in named.items() if limit is None or length <= limit}
+    possible = {path: length for path, length in _named(text).items() if limit is None or length <= limit}
     crossed = sorted(length for length in possible.values() if length <= FARTHEST)
     unsure = [length for path, length in possible.items() if length > FARTHEST or SELECTION.search(path)]
     return LengthThresholds(crossed, unsure)
 
 
-def rotation_changes(config: PreTrainedConfig) -> list[int]:
-    """The lengths beyond which a model rotates all tokens otherwise (LongRoPE), in order.
+def cache_limits(config: PreTrainedConfig) -> CacheLimits:
+    """The limits of a model's cache, each kind in order."""
+    text = config.get_text_config()
+    selections = {length for path, length in _named(text).items() if SELECTION.search(path)}
+    return CacheLimits(sorted(set(_long_rotations(text.to_dict()))), sorted(selections))
 
-    Keys that were cached up to such a length do not hold beyond it.
-    """
-    return sorted(set(_long_rotations(config.get_text_config().to_dict())))
+
+def _named(text: PreTrainedConfig) -> dict[str, int]:
+    """The settings of `_lengths`, by their path."""
+    named = dict(_lengths("", text.to_dict()))
+    if hasattr(text, "index_topk_blocks"):  # a number of blocks, each of a number of keys
+        named["index_topk"] = text.index_topk_blocks * text.index_block_size
+    return named
 
 
 def _long_rotations(settings: dict) -> Iterator[int]:

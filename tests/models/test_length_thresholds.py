@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -19,7 +22,7 @@ from attnbalance.data.batches import pad
 from attnbalance.data.tokens import encode
 from attnbalance.errors import BadRowsError, ModelError
 from attnbalance.models.generate import generate
-from attnbalance.models.length_thresholds import length_thresholds, rotation_changes
+from attnbalance.models.length_thresholds import cache_limits, length_thresholds
 from attnbalance.models.shared_prefixes import with_prefixes
 
 LONGROPE = {
@@ -79,6 +82,18 @@ def test_rows_and_logits_beyond_a_threshold_equal_eager_attention_whatever_the_c
         torch.testing.assert_close(logits, whole.logits, atol=1e-4, rtol=1e-4)
 
 
+def answer_of_whole_passes(model: transformers.PreTrainedModel, tokenizer: Any, prompt: Sequence[int]) -> str:
+    """Eight greedy tokens, or up to the end, each of a pass over all that stands before it."""
+    ids, ends = torch.tensor([list(prompt)]), (tokenizer.eos_token_id, model.config.eos_token_id)
+    for _ in range(8):
+        with torch.no_grad():
+            token = model(ids, use_cache=False).logits[:, -1:].argmax(-1)
+        if int(token) in ends:
+            break
+        ids = torch.cat([ids, token], 1)
+    return tokenizer.decode(ids[0, len(prompt) :], skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("kind", ["Llama", "Qwen3", "Phi3"])
 @pytest.mark.parametrize(("shared", "beyond"), [(False, 2), (True, 1), (True, 5), (False, 0)])
 def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, shared: bool, beyond: int) -> None:
@@ -105,15 +120,7 @@ def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, sha
     prefixes = [prefix for prefix, _ in with_prefixes(hooked, [encoding.ids for encoding in encodings])]
     assert (prefixes != [None]) == shared
     answers = generate(hooked, prompts, max_new_tokens=8, batch_size=3)
-    for encoding, answer in zip(encodings, answers, strict=True):
-        ids, ends = torch.tensor([encoding.ids]), (tokenizer.eos_token_id, model.config.eos_token_id)
-        for _ in range(8):
-            with torch.no_grad():
-                token = model(ids, use_cache=False).logits[:, -1:].argmax(-1)
-            if int(token) in ends:
-                break
-            ids = torch.cat([ids, token], 1)
-        assert answer == tokenizer.decode(ids[0, len(encoding.ids) :], skip_special_tokens=True)
+    assert answers == [answer_of_whole_passes(model, tokenizer, encoding.ids) for encoding in encodings]
     crossing = [i for i, length in enumerate(lengths) if length <= threshold < length + 7]  # the eighth is not read
     with pytest.raises(BadRowsError, match=f"answers cannot be edited, since they may cross {threshold}") as error:
         generate(hooked, prompts, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
@@ -123,6 +130,29 @@ def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, sha
     assert edited == generate(hooked, others, max_new_tokens=8, batch_size=3)
 
 
+@pytest.mark.parametrize("kind", ["DeepseekV32", "GlmMoeDsa"])
+def test_answers_with_more_tokens_than_are_kept_by_score_are_those_of_whole_passes(kind: str) -> None:
+    """Transformers' cache of these families gives other logits, and the check at first use may happen not to show it."""
+    tokenizer, trusted = tiny_tokenizer(), 0
+    prompts = make_prompts(FACTS, "Long ago, in the days of old, in the north of the land, they asked: {question}")
+    encodings = encode(prompts, tokenizer)
+    config = getattr(transformers, f"{kind}Config")(**THRESHOLDS[kind] | {"index_topk": 23})
+    assert min(len(encoding.ids) for encoding in encodings) > 23
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                torch.nn.init.normal_(weight, std=1.5 * min(weight.shape[-2:]) ** -0.5)
+        hooked = load_model(model, tokenizer=tokenizer)
+        trusted += hooked.answers_from_cache
+        answers = generate(hooked, prompts, max_new_tokens=8, batch_size=3)
+        assert answers == [answer_of_whole_passes(model, tokenizer, encoding.ids) for encoding in encodings]
+        with pytest.raises((BadRowsError, ModelError), match="cannot be edited"):
+            generate(hooked, prompts, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
+    assert trusted
+
+
 def test_only_rotations_that_change_with_length_cost_the_cache() -> None:
     llama3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     config = transformers.LlamaConfig(
@@ -130,13 +160,13 @@ def test_only_rotations_that_change_with_length_cost_the_cache() -> None:
         rope_parameters=llama3 | {"original_max_position_embeddings": 600},
     )
     assert length_thresholds(config).unsure == [600]
-    assert rotation_changes(config) == []
+    assert cache_limits(config) == ([], [])
     layers = {"full_attention": LONGROPE, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
     config = transformers.Gemma3TextConfig(**GROUPED | {"head_dim": 8}, sliding_window=600, rope_parameters=layers)
-    assert rotation_changes(config) == [16]
+    assert cache_limits(config) == ([16], [])
     phi = {"original_max_position_embeddings": 4096, "max_position_embeddings": 8192, "rope_theta": 1e4}
     scaling = {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}  # as Phi-3's own files say it
-    assert rotation_changes(transformers.Phi3Config.from_dict(phi | {"rope_scaling": scaling})) == [4096]
+    assert cache_limits(transformers.Phi3Config.from_dict(phi | {"rope_scaling": scaling})).rotations == [4096]
 
 
 def test_a_padded_batch_beyond_a_threshold_is_refused_by_the_model_itself() -> None:
