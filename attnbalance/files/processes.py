@@ -47,6 +47,7 @@ def from_main_process(action: Callable[[], Result]) -> Result:
 
     returned: list[Any] = [action() if processes().is_main_process else None]
     broadcast_object_list(returned)
+    processes().wait_for_everyone()  # a process that ends at once breaks the others' connections
     return returned[0]
 
 

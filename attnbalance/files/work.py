@@ -47,6 +47,10 @@ UNFINISHED = "unfinished "
 """The beginning of the kind of a folder of unfinished work."""
 
 
+class LockedError(OutputError):
+    """Another process is at work in a folder."""
+
+
 def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
     """Whether `out` holds finished work of this kind and config; False if it is absent or empty.
 
@@ -140,7 +144,7 @@ def in_place(out: Path, kind: str, config: Mapping[str, object]) -> Iterator[Non
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lets one process at a time work in `folder`; raises `OutputError` in another one, naming the process at work.
+    """Lets one process at a time work in `folder`; raises `LockedError` in another one, naming the process at work.
 
     The system frees the lock of a process that ends in any way. If the folder was removed in the block and made anew by
     another process, its lock is left alone.
@@ -155,7 +159,7 @@ def locked(folder: Path) -> Iterator[None]:
         except Timeout:
             holder = read_json(folder / HOLDER)
             who = f"process {holder.get('process')} on {holder.get('host')}" if holder else "another process"
-            raise OutputError(f"{who} is at work on {folder}; wait until it ends, or choose another `out`") from None
+            raise LockedError(f"{who} is at work on {folder}; wait until it ends, or choose another `out`") from None
         except FileNotFoundError:
             raise OutputError(GONE.format(folder=folder)) from None
     try:

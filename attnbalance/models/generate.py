@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from tqdm import tqdm
@@ -104,9 +105,9 @@ def generate(
     examples) is read once, where the model's cache allows it and nothing is edited. Answers that may cross the length
     at which LongRoPE turns to its long factors are generated without a cache, whose keys would stay as they were
     rotated before; so are those with more tokens than the keys that a model keeps by score (DeepSeek-V3.2), where
-    transformers' cache gives other answers. Raises what `HookedModel.batches` raises, `BadRowsError` for an edit of such answers, and
-    `ModelError` for a token that the model does not know, for NaN logits, and for an edit of a model whose cache does
-    not agree with its whole passes (see `HookedModel.answers_from_cache`; without an edit, it is not used).
+    transformers' cache gives other answers. Raises what `HookedModel.batches` raises, `BadRowsError` for an edit of such
+    answers, and `ModelError` for a token that the model does not know, for NaN logits, and for an edit of a model whose
+    cache does not agree with its whole passes (see `HookedModel.answers_from_cache`; without an edit, it is not used).
 
     Arguments:
         model: the model that answers.
@@ -182,9 +183,7 @@ def _budgets(max_new_tokens: int | Sequence[int], prompts: int) -> list[int]:
 
 def _check_cached(encodings: Sequence[Encoding], budgets: Sequence[int], limits: CacheLimits) -> None:
     """Raise `BadRowsError` for prompts whose answers may go beyond a length up to which the cache holds."""
-    crossed = [
-        limits.crossed(len(encoding.ids), budget) for encoding, budget in zip(encodings, budgets, strict=True)
-    ]
+    crossed = [limits.crossed(len(encoding.ids), budget) for encoding, budget in zip(encodings, budgets, strict=True)]
     bad = [
         (i, f"{len(encoding.ids)} tokens and {budget} for the answer: {encoding.prompt.text[:60]!r}...")
         for i, (encoding, budget) in enumerate(zip(encodings, budgets, strict=True))
@@ -192,7 +191,7 @@ def _check_cached(encodings: Sequence[Encoding], budgets: Sequence[int], limits:
     ]
     if bad:
         raise BadRowsError(
-            f"answers cannot be edited, since they may cross {min(sum(crossed, []))} tokens, beyond which the cache "
+            f"answers cannot be edited, since they may cross {min(chain.from_iterable(crossed))} tokens, beyond which the cache "
             "does not hold (LongRoPE's long factors, or keys kept by score)",
             bad,
             len(encodings),

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbalance.errors import ModelError
+from attnbalance.errors import ModelError, OutputError
 from attnbalance.files.outputs import as_folder
 from attnbalance.files.result_folder import ResultFolder
+from attnbalance.files.work import LockedError
 from attnbalance.models.fingerprint import files_fingerprint
 
 if TYPE_CHECKING:
@@ -58,23 +60,33 @@ def as_safetensors(path: str) -> str:
     scale of Gemma's attention scores.
 
     Raises `ModelError` for a file that cannot be read whole, and `OutputError` if the folder cannot be written, or was
-    made from another file or in another way.
+    made from another file or in another way. Another process that converts the file at the same time is waited for.
     """
     file = Path(path)
     if file.suffix.lower() != ".gguf" or not file.is_file():
         return path
     folder = as_folder(file.with_name(f"{file.stem}-safetensors"))
     results = ResultFolder(folder, "gguf", {"sha256": files_fingerprint(file), "conversion": CONVERSION})
-    if not results.is_finished():
-        with results.working() as work:
-            model, tokenizer = _read(file)
-            answer = f"{file.name}, dequantised to float32"
-            with results.writing(work, answer=answer, dropped={}) as new:
-                model.save_pretrained(new)
-                tokenizer.save_pretrained(new)
-        warnings.warn(f"converted {file} once, in float32, to {folder}, which is loaded from now on", stacklevel=3)
+    while not results.is_finished():
+        try:
+            _convert(file, results)
+        except LockedError:
+            time.sleep(0.5)
+        except OutputError:
+            if not results.is_finished():  # by the other process
+                raise
+        else:
+            warnings.warn(f"converted {file} once, in float32, to {folder}, which is loaded from now on", stacklevel=3)
     results.close()
     return str(folder)
+
+
+def _convert(file: Path, results: ResultFolder) -> None:
+    with results.working() as work:
+        model, tokenizer = _read(file)
+        with results.writing(work, answer=f"{file.name}, dequantised to float32", dropped={}) as new:
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
 
 
 def _read(file: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

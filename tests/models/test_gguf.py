@@ -6,6 +6,7 @@ import contextlib
 import json
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import LlamaForCausalLM
 from attnbalance import load_model
 from attnbalance.comparison.specs import MeasureSettings, ModelSpec, fingerprints, load_spec
 from attnbalance.errors import ModelError, OutputError
+from attnbalance.files.work import locked, work_of
 from attnbalance.models.fingerprint import files_fingerprint
 from attnbalance.models.generate import stop_ids
 from attnbalance.models.gguf import as_safetensors, warn_of_unread
@@ -176,6 +178,20 @@ def test_a_file_is_converted_once_and_a_changed_one_is_refused(tmp_path: Path) -
         as_safetensors(str(path))
     with pytest.raises(OutputError, match="sha256"):
         load_spec(ModelSpec("small", str(path)), MeasureSettings())
+
+
+def test_a_process_that_converts_the_file_at_the_same_time_is_waited_for(tmp_path: Path) -> None:
+    path, folder = write(llama(), tmp_path / "small.gguf"), tmp_path / "small-safetensors"
+    with ThreadPoolExecutor() as threads:
+        with locked(work_of(folder)):
+            waiting = threads.submit(as_safetensors, str(path))
+            with pytest.raises(TimeoutError):
+                waiting.result(timeout=3)
+            assert not folder.exists()
+        with pytest.warns(UserWarning, match="converted"):
+            assert waiting.result(timeout=60) == str(folder)
+        with locked(work_of(folder)):
+            assert as_safetensors(str(path)) == str(folder)  # finished: nothing to wait for
 
 
 def test_a_folder_of_the_users_is_left_alone(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, sha
 
 @pytest.mark.parametrize("kind", ["DeepseekV32", "GlmMoeDsa"])
 def test_answers_with_more_tokens_than_are_kept_by_score_are_those_of_whole_passes(kind: str) -> None:
-    """Transformers' cache of these families gives other logits, and the check at first use may happen not to show it."""
+    """Transformers' cache of these families gives other logits, which the check at first use may not show."""
     tokenizer, trusted = tiny_tokenizer(), 0
     prompts = make_prompts(FACTS, "Long ago, in the days of old, in the north of the land, they asked: {question}")
     encodings = encode(prompts, tokenizer)
