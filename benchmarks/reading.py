@@ -15,6 +15,7 @@ whole maps grow with its square; and a prefix pays from the number of saved toke
     eager           model(**batch, output_attentions=True) with Hugging Face's eager attention
     TL patterns     run_with_cache of TransformerLens, patterns only
     TL all          run_with_cache of TransformerLens, everything
+    nnsight rows    a trace of nnsight that saves the last token's rows, where nnsight is installed
 
 Workloads: questions (zero-shot), the same after answered ones (few-shot), in mixed order, and random tokens. The ways
 of others get batches in that order, ours make their own of the same size. "break-even" has groups of prompts that save
@@ -24,6 +25,8 @@ the rounds' own. Kept is the attention (of "TL all": everything) that a way keep
 that it takes in a process of its own, what it keeps of all batches included (Linux). Rows must be equal.
 
     OMP_NUM_THREADS=1 python benchmarks/reading.py [--facts popqa:popQA.tsv] [--model FOLDER] [--json FILE]
+
+`--model gpt2` is a random model of the size of GPT-2 small.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -63,6 +67,7 @@ from attnbalance.models.shared_prefixes import PASS_ON_CPU, groups_by_prefix, ro
 
 SHAPE = {"vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8}
 SHAPE |= {"num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 2048}
+RANDOM_MODELS: dict[str, dict[str, int]] = {"llama": SHAPE, "gpt2": {}}
 TOKENS = 8_000  # of the random model's tokenizer, trained on the questions
 BATCH, RANDOM = 16, 4  # prompts in a batch, and of random tokens
 SAVED = (60, 120, 180, 240)  # tokens in a group
@@ -106,8 +111,29 @@ Way = Callable[[], list[Tensor]]
 """A way to run a workload, giving what it keeps of attention."""
 
 
-def ways_of(model: HookedModel, rounded: HookedModel, bridge: Any, workload: Workload) -> dict[str, Way]:
-    """The ways to run a workload, by name; `rounded` is the model in bfloat16."""
+def traced_by_nnsight(eager: Any) -> Callable[[dict[str, Tensor]], list[Tensor]] | None:
+    """What reads the last token's rows of a batch in a trace of nnsight; None if it is not installed."""
+    if find_spec("nnsight") is None:
+        return None
+    from nnsight import NNsight  # pyright: ignore[reportMissingImports]
+
+    traced = NNsight(copy.deepcopy(eager))
+    modules = [traced.get(name) for name, _ in eager.named_modules() if name.endswith(("self_attn", ".attn"))]
+
+    def read(batch: dict[str, Tensor]) -> list[Tensor]:
+        rows = []
+        with traced.trace(**batch):
+            for module in modules:
+                rows.append(module.output[1][:, :, -1].save())
+        return rows
+
+    return read
+
+
+def ways_of(
+    model: HookedModel, rounded: HookedModel, bridge: Any, traced: Callable | None, workload: Workload
+) -> dict[str, Way]:
+    """The ways to run a workload, by name; `rounded` is the model in bfloat16, `traced` reads with nnsight."""
     base: Any = base_of(model.model)
     rounded_base: Any = base_of(rounded.model)
     encodings, size = workload.encodings, workload.batch_size
@@ -149,7 +175,7 @@ def ways_of(model: HookedModel, rounded: HookedModel, bridge: Any, workload: Wor
             "sdpa", lambda batch: cached(batch, names_filter=lambda name: name.endswith("attn.hook_pattern"))
         ),
         "TL all": each("sdpa", cached),
-    }
+    } | ({} if traced is None else {"nnsight rows": each("sdpa", traced)})
 
 
 def check_equal(model: HookedModel, workload: Workload, eager: Any) -> None:
@@ -240,7 +266,7 @@ def show(workload: Workload, times: dict[str, dict[str, Any]]) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--facts", help="popqa:PATH or another source of facts; by default invented ones")
-    parser.add_argument("--model", help="a local folder or GGUF file; by default a random Llama of 8 layers")
+    parser.add_argument("--model", default="llama", help="a local folder or GGUF file; or a random llama or gpt2")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--prompts", type=int, default=64, help="questions")
     parser.add_argument("--relations", type=int, default=1, help="of the questions, equally many of each")
@@ -252,12 +278,13 @@ def main() -> None:
     warnings.simplefilter("ignore")
     facts = (load_facts(options.facts) if options.facts else synthetic_facts(0, subjects=200)).facts
     zero, few = questions(facts, options.relations, options.prompts // options.relations, options.shots)
-    if options.model:
-        model = load_model(options.model, device="cpu", dtype="float32")
-    else:
+    if options.model in RANDOM_MODELS:
         torch.manual_seed(0)
-        llama = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SHAPE)).eval()
-        model = load_model(llama, tokenizer=train_tokenizer([prompt.text for prompt in make_prompts(facts)], TOKENS))
+        config = AutoConfig.for_model(options.model, **RANDOM_MODELS[options.model])
+        tokenizer = train_tokenizer([prompt.text for prompt in make_prompts(facts)], TOKENS)
+        model = load_model(AutoModelForCausalLM.from_config(config).eval(), tokenizer=tokenizer)
+    else:
+        model = load_model(options.model, device="cpu", dtype="float32")
     eager = copy.deepcopy(base_of(model.model))
     eager.set_attn_implementation("eager")
     bridge = build_bridge(model, copy.deepcopy(eager))
@@ -268,14 +295,17 @@ def main() -> None:
         Workload("few-shot", encode(few, model.tokenizer), BATCH),
         *(Workload(f"random {n}", random_tokens(n, eager.config.vocab_size), RANDOM) for n in lengths),
     ]
-    made = provenance() | {"threads": torch.get_num_threads(), "model": options.model or SHAPE}
+    traced = traced_by_nnsight(eager)
+    about = {name: eager.config.to_dict().get(name) for name in ("model_type", *SHAPE)}
+    made = provenance() | {"threads": torch.get_num_threads(), "model": options.model, "config": about}
     print(json.dumps(made))
     results = []
     with torch.no_grad():
         for workload in workloads:
             if workload.name.split()[0] in options.workloads.split(","):
                 check_equal(model, workload, eager)
-                results.append(show(workload, measure(ways_of(model, rounded, bridge, workload), options.rounds)))
+                ways = ways_of(model, rounded, bridge, traced, workload)
+                results.append(show(workload, measure(ways, options.rounds)))
         even = break_even(model, options.rounds) if "break-even" in options.workloads.split(",") else []
     if options.json:
         options.json.write_text(

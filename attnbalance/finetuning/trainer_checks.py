@@ -50,6 +50,8 @@ DATA = {
     "eos_token": (None,),
     "chat_template_path": (None,),
     "train_sampling_strategy": ("random", "sequential"),
+    "predict_with_generate": (False,),
+    "label_names": (None, ["labels"]),
 }
 """Settings that change data sets and batches, with the values that leave examples unchanged."""
 

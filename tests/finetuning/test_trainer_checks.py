@@ -15,7 +15,7 @@ from peft import AdaLoraConfig, KasaConfig, LoraConfig, PeftModel, PromptTuningC
 from peft.tuners.lora.config import BdLoraConfig
 from tiny import FACTS, GROUPED, tiny_config, tiny_model, tiny_tokenizer
 from trainers import assert_close
-from transformers import Trainer, TrainingArguments
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from attnbalance.errors import DataError, ModelError
@@ -334,6 +334,7 @@ def test_a_loss_of_the_models_own_is_refused_beside_an_objective(tmp_path):
         ({"shuffle_dataset": True}, "shuffle_dataset=True"),
         ({"completion_only_loss": False}, "completion_only_loss=False"),
         ({"eos_token": "<pad>"}, "eos_token=<pad>"),
+        ({"label_names": ["foo"]}, r"label_names=\['foo'\]"),
         ({"max_length": 20}, r"max_length=20 \(an example has \d\d tokens\)"),
     ],
 )
@@ -345,6 +346,17 @@ def test_settings_of_batches_that_examples_do_not_follow_are_refused(tmp_path, o
 
     args = settings(tmp_path, trl.SFTConfig, gradient_checkpointing=False, **setting)
     with pytest.raises(ModelError, match=f"training on examples, .*would ignore {name}"):
+        made(tmp_path, objective, kind=Tuner, args=args)
+
+
+@pytest.mark.parametrize("objective", ["ce", "2*ce"])
+def test_a_seq2seq_trainer_that_would_generate_from_examples_is_refused(tmp_path, objective):
+    class Tuner(ObjectiveMixin, Seq2SeqTrainer):
+        """As a user would write it."""
+
+    made(tmp_path, objective, kind=Tuner, args=settings(tmp_path, Seq2SeqTrainingArguments)).train()
+    args = settings(tmp_path, Seq2SeqTrainingArguments, predict_with_generate=True)
+    with pytest.raises(ModelError, match="training on examples, .*would ignore predict_with_generate=True"):
         made(tmp_path, objective, kind=Tuner, args=args)
 
 
