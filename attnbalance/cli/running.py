@@ -109,7 +109,11 @@ def reproduce(
     ] = None,
     mixed_precision: MixedPrecision = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default one per GPU, or one per CPU core, at most four.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes; by default one per GPU or CPU core (at most four), one under accelerate launch.",
+        ),
     ] = None,
     worker: Annotated[
         str | None,

@@ -8,10 +8,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from attnbalance.errors import AttnBalanceError, DataError, ModelError, OutputError
+
 if TYPE_CHECKING:
     from accelerate import PartialState
 
 Result = TypeVar("Result")
+
+KINDS = (DataError, ModelError, OutputError, AttnBalanceError)
+"""Kinds of errors that are made of their message alone."""
 
 LONGEST_WAIT = timedelta(days=7)
 """How long a process waits for another one, whose share may take many times as long; torch's default is minutes."""
@@ -40,15 +45,28 @@ def by_main_process(action: Callable[[], None], shared: bool = True) -> None:
 
 
 def from_main_process(action: Callable[[], Result]) -> Result:
-    """What `action` returns in the main process, given to all; the others wait for it."""
+    """What `action` returns in the main process, or the `AttnBalanceError` that it raises, given to all processes.
+
+    The others wait for it. They raise an error of the first kind in `KINDS`, with the same message.
+    """
     if processes().num_processes == 1:
         return action()
     from accelerate.utils import broadcast_object_list
 
-    returned: list[Any] = [action() if processes().is_main_process else None]
-    broadcast_object_list(returned)
+    outcome: list[Any] = [None, None]
+    raised: AttnBalanceError | None = None
+    if processes().is_main_process:
+        try:
+            outcome[0] = action()
+        except AttnBalanceError as error:  # not all kinds can be sent
+            raised = error
+            outcome[1] = next(i for i, kind in enumerate(KINDS) if isinstance(error, kind)), str(error)
+    broadcast_object_list(outcome)
     processes().wait_for_everyone()  # a process that ends at once breaks the others' connections
-    return returned[0]
+    if outcome[1]:
+        kind, message = outcome[1]
+        raise raised or KINDS[kind](message)
+    return outcome[0]
 
 
 @contextmanager

@@ -41,14 +41,14 @@ ABSENT = object()
 """Stands for a setting that one of two folders lacks."""
 
 GONE = "another process has just ended its work on {folder}, and removed it; run the same command again"
-"""What to say where the folder of two processes that began together was removed by the one that was first."""
+"""Of two processes that began together, the first one has removed the folder."""
 
 UNFINISHED = "unfinished "
 """The beginning of the kind of a folder of unfinished work."""
 
 
 class LockedError(OutputError):
-    """Another process is at work in a folder."""
+    """Another process is at work in a folder, or was so a moment ago."""
 
 
 def is_finished(out: Path, kind: str, config: Mapping[str, object]) -> bool:
@@ -125,7 +125,7 @@ def finishing(out: Path, kind: str, config: Mapping[str, object], work: Path) ->
 
 @contextmanager
 def in_place(out: Path, kind: str, config: Mapping[str, object]) -> Iterator[None]:
-    """Marks `out` with this kind and config, for work that is done in `out` itself, and checks the mark at the end.
+    """Marks `out` with this kind and config, for work done in `out` itself, and checks the mark at the end.
 
     Several processes may work in it at a time (see `locked`). Raises `OutputError` if `out` holds something else,
     cannot be written, or was removed before the block's end; a rerun continues from what was made since then.
@@ -161,12 +161,12 @@ def locked(folder: Path) -> Iterator[None]:
             who = f"process {holder.get('process')} on {holder.get('host')}" if holder else "another process"
             raise LockedError(f"{who} is at work on {folder}; wait until it ends, or choose another `out`") from None
         except FileNotFoundError:
-            raise OutputError(GONE.format(folder=folder)) from None
+            raise LockedError(GONE.format(folder=folder)) from None
     try:
         try:
             own = (folder / LOCK).stat()  # no other file gets its inode before the lock is released
         except FileNotFoundError:
-            raise OutputError(GONE.format(folder=folder)) from None
+            raise LockedError(GONE.format(folder=folder)) from None
         try:
             write_json(folder / HOLDER, {"process": os.getpid(), "host": socket.gethostname()})
             yield
@@ -253,9 +253,12 @@ def _held(folder: Path) -> list[str]:
 
 def _is_leftover(path: Path) -> bool:
     """Whether this is what a process killed in `replacing` leaves of one file."""
-    if not re.fullmatch(re.escape(TEMPORARY) + r"\w{8}", path.name) or path.is_symlink() or not path.is_dir():
+    if not re.fullmatch(re.escape(TEMPORARY) + r"\w{8}", path.name) or path.is_symlink():
         return False
-    return all(inside.name == "new" and inside.is_file() for inside in path.iterdir())
+    try:
+        return all(i.name == "new" and (i.is_file() or not os.path.lexists(i)) for i in path.iterdir())
+    except (FileNotFoundError, NotADirectoryError):  # another process has just removed it, or it is a file
+        return not os.path.lexists(path)
 
 
 def _as_json(config: Mapping[str, object]) -> dict[str, object]:
@@ -294,5 +297,4 @@ def _brief(*texts: str) -> list[str]:
 
 
 def _first_names(names: list[str]) -> str:
-    names = sorted(names)
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")

@@ -104,7 +104,7 @@ def generate(
     model's own generation settings (sampling, penalties, lengths) are not used. A prefix that prompts share (few-shot
     examples) is read once, where the model's cache allows it and nothing is edited. Answers that may cross the length
     at which LongRoPE turns to its long factors are generated without a cache, whose keys would stay as they were
-    rotated before; so are those with more tokens than the keys that a model keeps by score (DeepSeek-V3.2), where
+    rotated before; so are those with more tokens than the keys that a model keeps by score (DeepSeek-V3.2, Doge), where
     transformers' cache gives other answers. Raises what `HookedModel.batches` raises, `BadRowsError` for an edit of
     such answers, and `ModelError` for a token that the model does not know, for NaN logits, and for an edit of a model
     whose cache does not agree with its whole passes (see `HookedModel.answers_from_cache`; without an edit, it is not
@@ -193,8 +193,8 @@ def _check_cached(encodings: Sequence[Encoding], budgets: Sequence[int], limits:
     if bad:
         limit = min(chain.from_iterable(crossed))
         raise BadRowsError(
-            f"answers cannot be edited, since they may cross {limit} tokens, beyond which the cache does not hold "
-            "(LongRoPE's long factors, or keys kept by score)",
+            f"answers cannot be edited, since they may go on beyond {limit} tokens, up to which the cache holds "
+            "(then LongRoPE turns to its long factors, or keys are kept by score)",
             bad,
             len(encodings),
             "shorten these rows, or drop and count them (`skip_bad=True`)",

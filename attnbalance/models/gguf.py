@@ -67,10 +67,14 @@ def as_safetensors(path: str) -> str:
         return path
     folder = as_folder(file.with_name(f"{file.stem}-safetensors"))
     results = ResultFolder(folder, "gguf", {"sha256": files_fingerprint(file), "conversion": CONVERSION})
+    waits = False
     while not results.is_finished():
         try:
             _convert(file, results)
-        except LockedError:
+        except LockedError as error:
+            if not waits:
+                warnings.warn(f"waiting for another process, which converts {file} ({error})", stacklevel=3)
+            waits = True
             time.sleep(0.5)
         except OutputError:
             if not results.is_finished():  # by the other process

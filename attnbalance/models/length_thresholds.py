@@ -39,37 +39,37 @@ class CacheLimits(NamedTuple):
     rotations: list[int]
     """Beyond these, all tokens are rotated otherwise (LongRoPE): keys that were cached up to there do not hold."""
     selections: list[int]
-    """Numbers of keys kept by score: the caches of transformers' families that keep fewer than all differ."""
+    """Numbers of keys kept by score, where transformers' cache differs (DeepSeek-V3.2, GLM-MoE-DSA, AXK2, Doge)."""
 
     def crossed(self, length: int, budget: int) -> list[int]:
         """Those that matter for a prompt of some length and its answer, whose last token is not read."""
         read = length + budget - 1
         rotations = [limit for limit in self.rotations if length <= limit < read]
-        return rotations + [limit for limit in self.selections if limit < read]
+        return rotations + [limit for limit in self.selections if max(limit, length) < read]
 
 
 def length_thresholds(config: PreTrainedConfig) -> LengthThresholds:
     """The thresholds that a configuration names, without those beyond its number of positions."""
     text, limit = config.get_text_config(), position_limit(config)
-    possible = {path: length for path, length in _named(text).items() if limit is None or length <= limit}
+    named = dict(_lengths("", text.to_dict()))
+    if hasattr(text, "index_topk_blocks"):  # a number of blocks, each of a number of keys
+        named["index_topk"] = text.index_topk_blocks * text.index_block_size
+    possible = {path: length for path, length in named.items() if limit is None or length <= limit}
     crossed = sorted(length for length in possible.values() if length <= FARTHEST)
     unsure = [length for path, length in possible.items() if length > FARTHEST or SELECTION.search(path)]
     return LengthThresholds(crossed, unsure)
 
 
 def cache_limits(config: PreTrainedConfig) -> CacheLimits:
-    """The limits of a model's cache, each kind in order."""
+    """The limits of a model's cache, each kind in order.
+
+    Where blocks of keys (MiniMax-M3) or compressed keys (DeepSeek-V4) are kept by score, no cache was seen to differ.
+    """
     text = config.get_text_config()
-    selections = {length for path, length in _named(text).items() if SELECTION.search(path)}
+    selections = {length for path, length in _lengths("", text.to_dict()) if SELECTION.search(path)}
+    if hasattr(text, "index_topk_blocks") or hasattr(text, "compress_rates"):
+        selections = set()
     return CacheLimits(sorted(set(_long_rotations(text.to_dict()))), sorted(selections))
-
-
-def _named(text: PreTrainedConfig) -> dict[str, int]:
-    """The settings of `_lengths`, by their path."""
-    named = dict(_lengths("", text.to_dict()))
-    if hasattr(text, "index_topk_blocks"):  # a number of blocks, each of a number of keys
-        named["index_topk"] = text.index_topk_blocks * text.index_block_size
-    return named
 
 
 def _long_rotations(settings: dict) -> Iterator[int]:

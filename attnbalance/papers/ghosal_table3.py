@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from attnbalance.data.choices import Choice
 from attnbalance.data.instructions import InstructionSet
 from attnbalance.errors import DataError, DivergenceError
+from attnbalance.files.processes import from_main_process
 from attnbalance.finetuning.choice_answers import read_choices
 from attnbalance.finetuning.instruct import instruct
 from attnbalance.models.hooked import HookedModel
@@ -120,7 +121,7 @@ def _run(settings: Mapping[str, Any]) -> dict[str, Any]:
     trained, tested = _usable_halves(settings, model.tokenizer, model.max_positions)
     if settings["split"] == BASE:
         return _ask_untrained(model, trained, tested)
-    part = part_of(settings["split"], trained, model)
+    part = from_main_process(lambda: part_of(settings["split"], trained, model))
     validation = max(1, round(VALIDATION * len(part)))
     with run_folder() as folder:
         try:

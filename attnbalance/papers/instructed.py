@@ -18,6 +18,7 @@ from attnbalance.data.scoring import folded
 from attnbalance.data.sources.swapped import make_conflicts
 from attnbalance.data.usable_facts import without_bad
 from attnbalance.errors import DataError, DivergenceError
+from attnbalance.files.processes import from_main_process
 from attnbalance.finetuning.instruct import instruct
 from attnbalance.finetuning.output_loss import least_foreseen, read_output_loss, usable_with_input
 from attnbalance.models.hooked import HookedModel
@@ -112,7 +113,7 @@ def run_instructed(settings: Mapping[str, Any]) -> dict[str, Any]:
             "parameters": sum(weight.numel() for weight in model.model.parameters()),
             "chat": bool(model.tokenizer.chat_template),
         }
-    rows = _rows(settings, conflicts)
+    rows = from_main_process(lambda: _rows(settings, conflicts))
     training = finetuning_of({**settings, "training": _within_epochs(settings["training"], len(rows))})
     with run_folder() as folder:
         try:

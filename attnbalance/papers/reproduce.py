@@ -13,7 +13,7 @@ from typing import Any
 from attnbalance.arguments import expects
 from attnbalance.errors import AttnBalanceError, BadRowsError, DataError, ModelError
 from attnbalance.files.outputs import as_folder
-from attnbalance.files.processes import by_main_process, from_main_process, held_together, processes
+from attnbalance.files.processes import from_main_process, held_together, processes
 from attnbalance.files.work import in_place, is_finished, locked
 from attnbalance.files.worker import parse_worker
 from attnbalance.finetuning.schedule import warn_of_precisions
@@ -76,11 +76,12 @@ def reproduce(
     code with `if __name__ == "__main__":`. Several machines can share the work with `worker`: "I/N" runs each N-th
     cell, from the I-th (counted from 0; by default Slurm's array index). Each machine writes the figures whose cells
     are all there. Processes of `accelerate launch` all call this with the same arguments: they train the language model
-    of each cell together (DDP or FSDP), and the first one writes. By default, the sources (`facts` to
-    `mixed_precision`) are those of the folder's cells. If no cell names them, `facts` is PopQA from the Hub and the
-    others are None (see `Sources`). A figure whose data cannot be loaded, or are not given, is reported as not run; the
-    error is raised if no figure can be run. Raises `DataError` for unknown names or scales, too few seeds and missing
-    data, `OutputError` for a folder with other contents, and `ModelError` for a cell that cannot be completed.
+    of each cell together (DDP or FSDP), and the first one writes; an error in a cell then ends them all. By default,
+    the sources (`facts` to `mixed_precision`) are those of the folder's cells. If no cell names them, `facts` is PopQA
+    from the Hub and the others are None (see `Sources`). A figure whose data cannot be loaded, or are not given, is
+    reported as not run; the error is raised if no figure can be run. Raises `DataError` for unknown names or scales,
+    too few seeds and missing data, `OutputError` for a folder with other contents, and `ModelError` for a cell that
+    cannot be completed.
     """
     chosen, out = chosen_figures(names), as_folder(out)
     check_size(scale, seeds, workers)
@@ -148,7 +149,7 @@ def _write(
     refusals = {name: str(error) for name, error in refused.items()}
     made = _distinct({name: work[name] for name in done}).values()
     seconds = sum(saved_cell(out, cell)["seconds"] for cell in made)
-    warn_of_precisions([saved_cell(out, cell).get("mixed_precision") for cell in made], "cells", stacklevel=6)
+    warn_of_precisions([saved_cell(out, cell).get("mixed_precision") for cell in made], "cells", stacklevel=7)
     shown = [figure for name, figure in figures().items() if name in done or name in refusals]
     write_page(shown, done, refusals, out, {**about, "seconds": seconds})
     return answer_of(chosen, done, refusals | left)
@@ -172,7 +173,7 @@ def run_cell(figure: str, cell: Cell, out: Path) -> None:
     values = figures()[figure].run(cell.settings)
     seconds = time.perf_counter() - began
     precision = precision_of(finetuning_of(cell.settings).schedule) if LOSS in values else None
-    by_main_process(lambda: write_cell(out, cell, values, seconds, precision))
+    from_main_process(lambda: write_cell(out, cell, values, seconds, precision))
 
 
 def chosen_figures(names: Sequence[str]) -> list[PaperFigure]:
@@ -204,13 +205,13 @@ def _run(
     """Run a part of the cells, but for those that are saved; return the figures that cannot be run, with errors."""
     cells = dict(list(_distinct(work).items())[part])
     owner = {cell.name: name for name, cells in reversed(list(work.items())) for cell in cells}
-    left = [cell for cell in cells.values() if not saved_cell(out, cell)]
+    names = from_main_process(lambda: {cell.name for cell in cells.values() if not saved_cell(out, cell)})
+    left = [cell for cell in cells.values() if cell.name in names]
     refused: dict[str, AttnBalanceError] = {}
 
     def wanted(cell: Cell) -> bool:
         return any(cell in cells for name, cells in work.items() if name not in refused)
 
-    processes().wait_for_everyone()  # all see the same cells as saved
     about = {"initial": len(cells) - len(left), "unit": "fit", "leave": True}
     with progress_bar("fits", total=len(cells), shown=progress and processes().is_main_process, **about) as bar:
         jobs = ((owner[cell.name], cell) for cell in left if wanted(cell))
@@ -241,6 +242,9 @@ def _finished(
 
 
 def _tried(figure: str, cell: Cell, out: Path) -> AttnBalanceError | None:
+    if processes().num_processes > 1:  # an error in one of them must end them all
+        run_cell(figure, cell, out)
+        return None
     try:
         run_cell(figure, cell, out)
     except BadRowsError as error:

@@ -53,6 +53,7 @@ def test_the_second_of_two_processes_works_only_while_the_first_holds_the_folder
 import sys, time
 from contextlib import contextmanager
 from pathlib import Path
+from attnbalance.errors import BadRowsError, DataError, DivergenceError, ModelError
 from attnbalance.files.processes import by_main_process, from_main_process, held_together, processes
 
 folder, rank = Path(sys.argv[1]), processes().process_index
@@ -74,6 +75,15 @@ with held_together(hold, folder) as work:
         (work / "worked").touch()
 by_main_process(lambda: (folder / f"by {rank}").touch())
 assert from_main_process(lambda: f"of {rank}") == "of 0"
+for error, kind in ((BadRowsError("bad", [(0, "x")], 1, "mend it"), DataError), (DivergenceError("lower"), ModelError)):
+    def fail():
+        raise error
+    try:
+        from_main_process(fail)
+    except kind as raised:
+        assert str(raised) == str(error)
+    else:
+        raise AssertionError(f"{rank} did not raise")
 assert not (folder / "held").exists() and (folder / "by 0").exists() and not (folder / "by 1").exists()
 """
     )

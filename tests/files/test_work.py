@@ -16,7 +16,7 @@ import pytest
 from filelock import FileLock
 
 from attnbalance.errors import OutputError
-from attnbalance.files.outputs import MARKER, as_folder, read_json, remove, write_json, write_text
+from attnbalance.files.outputs import MARKER, TEMPORARY, as_folder, read_json, remove, write_json, write_text
 from attnbalance.files.work import close_work, in_place, is_finished, locked, work_of, working
 
 CONFIG = {"steps": 5, "recipe": {"layers": (1, 2)}}
@@ -104,6 +104,26 @@ def test_a_file_is_no_output_folder(tmp_path: Path) -> None:
 def test_what_a_kill_left_of_the_first_file_is_not_in_the_way(tmp_path: Path) -> None:
     write_text(tmp_path / ".attnbalance-abcdefgh" / "new", "{")
     assert not is_finished(tmp_path, "kind", CONFIG)
+
+
+@pytest.mark.parametrize("seen", ["the folder", "its file"])
+def test_what_another_process_has_just_removed_is_not_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
+) -> None:
+    folder = tmp_path / "out" / f"{TEMPORARY}abcdefgh"
+    folder.mkdir(parents=True)
+    (folder / "new").touch()
+    whole = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        inside = list(whole(path))  # is listed, and gone when it is looked at
+        if path == (tmp_path / "out" if seen == "the folder" else folder):
+            shutil.rmtree(folder)
+        return iter(inside)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert not is_finished(tmp_path / "out", "curve", {})
+    assert not folder.exists()
 
 
 def test_work_is_there_again_after_an_interrupt_and_gone_when_done(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -190,6 +191,13 @@ def test_a_process_that_converts_the_file_at_the_same_time_is_waited_for(tmp_pat
             assert not folder.exists()
         with pytest.warns(UserWarning, match="converted"):
             assert waiting.result(timeout=60) == str(folder)
+        broken = tmp_path / "broken.gguf"
+        broken.write_bytes(b"GGUF")
+        with locked(work_of(tmp_path / "broken-safetensors")):
+            waiting = threads.submit(as_safetensors, str(broken))
+            time.sleep(1)
+        with pytest.raises(ModelError, match=r"broken\.gguf"):  # its own error, not that of the folder
+            waiting.result(timeout=60)
         with locked(work_of(folder)):
             assert as_safetensors(str(path)) == str(folder)  # finished: nothing to wait for
 

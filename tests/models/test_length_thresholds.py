@@ -122,7 +122,7 @@ def test_answers_that_cross_a_threshold_are_those_of_whole_passes(kind: str, sha
     answers = generate(hooked, prompts, max_new_tokens=8, batch_size=3)
     assert answers == [answer_of_whole_passes(model, tokenizer, encoding.ids) for encoding in encodings]
     crossing = [i for i, length in enumerate(lengths) if length <= threshold < length + 7]  # the eighth is not read
-    with pytest.raises(BadRowsError, match=f"answers cannot be edited, since they may cross {threshold}") as error:
+    with pytest.raises(BadRowsError, match=f"cannot be edited, since they may go on beyond {threshold}") as error:
         generate(hooked, prompts, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
     assert list(error.value.indices) == crossing
     others = [prompt for i, prompt in enumerate(prompts) if i not in crossing]
@@ -148,9 +148,40 @@ def test_answers_with_more_tokens_than_are_kept_by_score_are_those_of_whole_pass
         trusted += hooked.answers_from_cache
         answers = generate(hooked, prompts, max_new_tokens=8, batch_size=3)
         assert answers == [answer_of_whole_passes(model, tokenizer, encoding.ids) for encoding in encodings]
-        with pytest.raises((BadRowsError, ModelError), match="cannot be edited"):
-            generate(hooked, prompts, max_new_tokens=8, batch_size=3, edit=lambda _: lambda _, row: row)
+        if not hooked.answers_from_cache:
+            continue
+        edit = {"batch_size": 3, "edit": lambda _: lambda _, row: row}
+        with pytest.raises(BadRowsError, match="cannot be edited, since they may go on beyond 23 tokens"):
+            generate(hooked, prompts, max_new_tokens=2, **edit)
+        assert generate(hooked, prompts, max_new_tokens=1, **edit) == generate(
+            hooked, prompts, max_new_tokens=1, batch_size=3
+        )  # the only token is chosen after a whole pass
     assert trusted
+
+
+@pytest.mark.parametrize(
+    ("kind", "limits"), [("DeepseekV32", [16]), ("GlmMoeDsa", [16]), ("MiniMaxM3VLText", []), ("Llama4Text", [])]
+)
+def test_only_families_whose_cache_differs_lose_it(kind: str, limits: list[int]) -> None:
+    assert cache_limits(threshold_model(kind).config) == ([], limits)
+
+
+def test_the_caches_of_blocks_of_keys_are_kept_since_they_do_not_differ() -> None:
+    """Fourteen tokens after 2 to 20, beyond the 16 keys that MiniMax-M3 here keeps: cached, and in one pass."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = threshold_model("MiniMaxM3VLText")
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                torch.nn.init.normal_(weight, std=1.5 * min(weight.shape[-2:]) ** -0.5)
+        ids = torch.randint(3, 60, (1, 34), generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            whole = model(ids, use_cache=False).logits
+            for start in (2, 12, 20):
+                outputs = model(ids[:, :start], use_cache=True)
+                for step in range(start, start + 14):
+                    outputs = model(ids[:, step : step + 1], past_key_values=outputs.past_key_values, use_cache=True)
+                    torch.testing.assert_close(outputs.logits[:, -1], whole[:, step], atol=1e-3, rtol=1e-3)
 
 
 def test_only_rotations_that_change_with_length_cost_the_cache() -> None:
