@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 import string
+import warnings
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -102,6 +104,12 @@ class Template:
             parts = list(string.Formatter().parse(self.text))
         except ValueError as error:
             raise DataError(f"template {self.text!r} is not a format string: {error}") from error
+        if escape := re.search(r"\\[nt]", self.text):
+            warnings.warn(
+                f"template {self.text!r} holds a backslash and a letter ({escape[0]}), which are read as they stand. "
+                "For a line break or tab write the character itself: $'...' in a shell, double quotes in YAML",
+                stacklevel=2,
+            )
         fields = [name for _, name, spec, conversion in parts if name is not None]
         odd = [
             name

@@ -125,8 +125,9 @@ def warn_of_weak_forms(rates: Mapping[str, float], objective: Objective) -> None
     relations = [(form, relation) for form, about, relation in pairs if about and form in objective.forms]
     if weak:
         excluded = {form for form, _ in relations}
-        others = [form for form in FORMS if form not in excluded and rates.get(form, 1.0) >= _least(rates)]
-        advice = f"try another form ({', '.join(others)}), or recommended" if others else "use recommended, or ce alone"
+        better = [form for form in FORMS if form not in excluded and rates.get(form, 1.0) >= _least(rates)]
+        others = [form if form in rates else f"{form}, not measured" for form in better]
+        advice = f"try another form ({'; '.join(others)}), or recommended" if others else "use recommended, or ce alone"
         warnings.warn(
             f"{describe(rates, objective)} Teaching from {' and '.join(weak)} would lose what it knows; {advice}",
             stacklevel=4,

@@ -116,7 +116,7 @@ class ObjectiveMixin(_Base):
         warn_of_trained(model, self._base_sums, self.objective.text, self._has_base)
         self._on_examples = any(map(are_examples, self._all_data()))
         if self._on_examples:
-            self._use_examples(model, kwargs.get("data_collator"))
+            self._use_examples(model, kwargs)
         else:
             self.data_collator = rows_collator(self.data_collator, self._all_data(), self.objective)
         if self._own_loss():
@@ -137,10 +137,10 @@ class ObjectiveMixin(_Base):
         """All data sets for training and evaluation."""
         return data_sets(self.train_dataset) + data_sets(self.eval_dataset)
 
-    def _use_examples(self, model: nn.Module, collator: object) -> None:
+    def _use_examples(self, model: nn.Module, given: dict[str, Any]) -> None:
         """Prepare to train on examples: check them, hook the model, add the base's numbers, watch evaluations."""
         examples = check_examples(self._all_data(), self.objective)
-        check_data(self, collator, max(len(example.ids) for example in examples))
+        check_data(self, given, max(len(example.ids) for example in examples))
         tested = [example for data in data_sets(self.eval_dataset) for example in as_list(data)]
         watches = self.compute_metrics is None
         how = {"batch_size": self.args.per_device_eval_batch_size, "seed": self.args.seed}

@@ -96,10 +96,11 @@ def _own_method(kind: type[Trainer]) -> list[str]:
     return [] if plain else [f"{behind.__name__}.compute_loss (list {behind.__name__} before ObjectiveMixin)"]
 
 
-def check_data(trainer: Trainer, collator: object, longest: int) -> None:
-    """Raise `ModelError` for settings of data and batches; `longest` is the number of tokens of the longest example."""
+def check_data(trainer: Trainer, given: Mapping[str, Any], longest: int) -> None:
+    """Raise `ModelError` for settings of data and batches; `given` to the trainer; `longest`: tokens of an example."""
     check_adapters(trainer.model, type(trainer.model).__name__)
-    ignored = _other(trainer.args, DATA)
+    ignored = _other(trainer.args, DATA) + (["formatting_func"] if given.get("formatting_func") else [])
+    collator = given.get("data_collator")
     pads = collator in (None, default_data_collator) or type(collator) in PADDERS
     ignored += [] if pads else [f"data_collator={type(collator).__name__}"]
     ignored += ["dispatch_batches=True"] if getattr(trainer.args.accelerator_config, "dispatch_batches", None) else []
@@ -137,8 +138,7 @@ def check_ways_of_training(
 ) -> None:
     """Refuse ways of training that would ignore part of what is asked for. Raises `ModelError`.
 
-    `rules`: whether gradients are changed; `frozen`: entries that are kept; `reads`: whether the
-    model's attention is read.
+    `rules`: whether gradients are changed; `frozen`: entries that are kept; `reads`: whether attention is read.
     """
     if not objective.plain and trainer.args.n_gpu > 1:
         raise ModelError("several GPUs in one process are not supported: start with `accelerate launch`")

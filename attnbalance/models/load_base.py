@@ -62,6 +62,9 @@ def load_base(
     except LOAD_ERRORS as error:
         absent = "" if Path(path).exists() else "there is no such folder here, and from the Hub: "
         raise ModelError(f"cannot load model {path}: {absent}{brief(error)}") from error
+    if "generate" in vars(model):  # of custom_generate/, which trusted code may bring
+        del model.generate
+        warnings.warn(f"{path}: its own way to generate (custom_generate) is left out", stacklevel=3)
     missing = sorted(report["missing_keys"])
     if missing or report["mismatched_keys"]:
         names = missing or sorted(str(key) for key in report["mismatched_keys"])
@@ -122,6 +125,14 @@ def check_folder(path: str) -> None:
         pickles = [p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern)]
         held = f"only pickled weights ({pickles[0]}), which can run code when read" if pickles else "no weights"
         raise ModelError(f"{path} holds {held}; save it with save_pretrained(..., safe_serialization=True)")
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    shards = read_json(index).get("weight_map") if weight_files(folder) == [single] and single.is_file() else None
+    others = sorted({str(name) for name in shards.values()} - {single.name}) if isinstance(shards, dict) else []
+    if others and (folder / others[0]).is_file():
+        raise ModelError(
+            f"{path} holds {single.name}, which would be read, and an index of other weights, first {others[0]}: "
+            "remove those that are old"
+        )
 
 
 def _check_left_out(model: PreTrainedModel, names: Sequence[str], path: str) -> None:

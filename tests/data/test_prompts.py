@@ -42,6 +42,14 @@ def test_qa_is_the_default_and_plain_the_question_alone() -> None:
     assert make_prompts([fact])[0].spans == {"subject": (18, 30)}
 
 
+@pytest.mark.parametrize("escape", [r"\n", r"\t"])
+def test_a_backslash_and_a_letter_that_no_shell_has_turned_into_a_break_are_warned_of(escape: str) -> None:
+    fact = Fact("France", "capital", ("Paris",))
+    with pytest.warns(UserWarning, match=r"holds a backslash and a letter \(\\[nt]\), which are read as they stand"):
+        assert make_prompts([fact], f"{{question}}{escape}A:")[0].text == f"What is the capital of France?{escape}A:"
+    make_prompts([fact], "{question}\n\tA:")  # and no warning, which would be an error
+
+
 def test_a_fact_without_a_question_is_asked_by_its_relation() -> None:
     assert question_of(Fact("Peru", "capital", ("Lima",))) == ("What is the capital of Peru?", (23, 27))
 

@@ -141,11 +141,11 @@ def test_a_relation_that_a_form_does_not_fit_is_named(tmp_path: Path, monkeypatc
 
 def test_no_weak_form_is_recommended() -> None:
     rates = {"statement": 0.1, "question": 0.2, CONSTANT: 0.3}
-    with pytest.warns(UserWarning, match=r"try another form \(few-shot, few-shot-statement\), or recommended"):
+    with pytest.warns(UserWarning, match=r"form \(few-shot, not measured; few-shot-statement, not measured\), or rec"):
         warn_of_weak_forms(rates, KL)
     both = parse_objective("ce + kl(statement) + kl(few-shot)")
     rates |= {"few-shot": 0.6, "few-shot about job": 0.0}
-    with pytest.warns(UserWarning, match=r"try another form \(few-shot-statement\), or recommended"):
+    with pytest.warns(UserWarning, match=r"try another form \(few-shot-statement, not measured\), or recommended"):
         warn_of_weak_forms(rates, both)
 
 

@@ -350,6 +350,18 @@ def test_settings_of_batches_that_examples_do_not_follow_are_refused(tmp_path, o
 
 
 @pytest.mark.parametrize("objective", ["ce", "2*ce"])
+def test_a_function_that_would_format_examples_is_refused(tmp_path, objective):
+    trl = pytest.importorskip("trl")
+
+    class Tuner(ObjectiveMixin, trl.SFTTrainer):
+        """As a user would write it."""
+
+    args = settings(tmp_path, trl.SFTConfig, gradient_checkpointing=False)
+    with pytest.raises(ModelError, match="training on examples, .*would ignore formatting_func; leave them out"):
+        made(tmp_path, objective, kind=Tuner, args=args, formatting_func=str)
+
+
+@pytest.mark.parametrize("objective", ["ce", "2*ce"])
 def test_a_seq2seq_trainer_that_would_generate_from_examples_is_refused(tmp_path, objective):
     class Tuner(ObjectiveMixin, Seq2SeqTrainer):
         """As a user would write it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny import SIZES, tiny_config, tiny_model, tiny_tokenizer
 
-from attnbalance import load_model
+from attnbalance import Fact, load_model, make_prompts, recall
 from attnbalance.errors import ModelError
 from attnbalance.models import load_base as loading
 from attnbalance.models.load import load_limits
@@ -47,8 +48,18 @@ def _spoil_weight(folder: Path) -> None:
     model.save_pretrained(folder)
 
 
+def _add_index(folder: Path) -> None:
+    index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
+    shutil.copy(folder / "model.safetensors", folder / "model-00001-of-00001.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickle": (_pickle_only, r"only pickled weights \(pytorch_model.bin\), which can run code.*safe_serialization"),
+    "two models": (
+        _add_index,
+        "model.safetensors, which would be read, and an index of other weights, first model-0",
+    ),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no weights"),
     "truncated": (
         lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
@@ -244,3 +255,26 @@ def test_weights_beside_the_model_are_warned_of(llama_folder: Path) -> None:
     save_file(weights, llama_folder / "model.safetensors", {"format": "pt"})
     with pytest.warns(UserWarning, match="1 weights are no part of this model and are not used, first v_head.summary"):
         load_base(str(llama_folder))
+
+
+def test_an_index_of_the_one_file_that_is_there_is_no_second_model(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    index = {"weight_map": {"lm_head.weight": "model.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    load_base(str(tmp_path))
+
+
+def test_a_models_own_way_to_generate_is_left_out_also_of_trusted_code(tmp_path: Path) -> None:
+    model, tokenizer = tiny_model("llama"), tiny_tokenizer()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    (tmp_path / "custom_generate").mkdir()
+    (tmp_path / "custom_generate" / "generate.py").write_text(
+        "def generate(model, input_ids, **more):\n    return input_ids\n"
+    )
+    with pytest.warns(UserWarning, match="its own way to generate .* is left out"):
+        hooked = load_model(tmp_path, trust_remote_code=True)
+    prompts = make_prompts([Fact("France", "capital", ("Paris",))])
+    usual = load_model(model, tokenizer=tokenizer)
+    answers = [recall(each, prompts, max_new_tokens=4).outputs for each in (hooked, usual)]
+    assert answers[0] == answers[1] != ("",)

@@ -6,6 +6,7 @@ import difflib
 import re
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,9 @@ def load_own(path: str | Path) -> FactSet:
     `answers` is a list, or a string that is one answer or a JSON list of them. Subjects, relations and answers are text
     or whole numbers, which are read as text. White space around a cell is left out; `subject_start` counts it. Warns of
     cells that do not look like one answer: with "|" or ";", in quotation marks, 1867.0, "N/A", "AT&amp;T", with control
-    characters. Raises `DataError`, naming the row and the column, for a missing or unknown column and for what `Fact`
-    refuses. Rows with the same subject, relation and question are merged, and counted in `dropped`.
+    characters, or read in a wrong encoding. Raises `DataError`, naming the row and the column, for a missing or unknown
+    column and for what `Fact` refuses. Rows with the same subject, relation and question are merged, and counted in
+    `dropped`.
     """
     rows = read_rows(path)
     known = (*REQUIRED, *OPTIONAL)
@@ -119,6 +121,9 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
         "a character as HTML writes it (&amp;)": [
             any(map(ENTITY.search, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
+        "characters that a wrong encoding has left (Ã§ for ç, or U+FFFD)": [
+            any(map(_is_garbled, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
+        ],
         "a control character or one that is not seen, such as NUL": [
             any(map(CONTROL.search, (fact.subject, *own))) for fact, own in zip(facts, answers, strict=True)
         ],
@@ -135,6 +140,15 @@ def warn_of_cells(path: str | Path, facts: Sequence[Fact], cells: Sequence[Seque
                 "ignore this",
                 stacklevel=3,
             )
+
+
+def _is_garbled(text: str) -> bool:
+    """Whether a text holds U+FFFD, or is what UTF-8 looks like that was read as Latin-1 or Windows-1252."""
+    for encoding in ("latin-1", "cp1252"):
+        with suppress(UnicodeError):
+            if text.encode(encoding).decode() != text:
+                return True
+    return "\ufffd" in text
 
 
 def _blank(cell: object) -> bool:

@@ -17,6 +17,7 @@ from attnbalance.data.sources.own_facts import load_own
 from attnbalance.errors import DataError
 
 GOOD = {"subject": "Peru", "relation": "capital", "answers": ["Lima"]}
+GARBLED = "characters that a wrong encoding has left"
 
 
 def written(folder: Path, *rows: object) -> Path:
@@ -177,6 +178,14 @@ def test_lists_that_were_written_twice_are_warned_of(tmp_path: Path) -> None:
         ),
         *(((cell, "x"), "a character as HTML writes it") for cell in ("AT&amp;T", "O&#39;Neill", "&#x4e;")),
         *((("A", cell), "a character as HTML writes it") for cell in ("AT&amp;T", "2&frac12;")),
+        *(
+            ((cell, "x"), "characters that a wrong encoding has left")
+            for cell in ("Cura\ufffdao", "CuraÃ§ao", "Dvoâ€™rak")
+        ),
+        *(
+            (("A", cell), "characters that a wrong encoding has left")
+            for cell in ("FranÃ§ois", "\ufffd\ufffd", "MÃ¼nchen")
+        ),
         *(
             ((cell, "x"), "a control character or one that is not seen")
             for cell in ("A\x00", "A\x07B", "A\tB", "A\x9fB")
