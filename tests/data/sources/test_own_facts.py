@@ -184,7 +184,7 @@ def test_lists_that_were_written_twice_are_warned_of(tmp_path: Path) -> None:
         ),
         *(
             (("A", cell), "characters that a wrong encoding has left")
-            for cell in ("FranÃ§ois", "\ufffd\ufffd", "MÃ¼nchen")
+            for cell in ("\ufffd\ufffd", "MÃ¼nchen")
         ),
         *(
             ((cell, "x"), "a control character or one that is not seen")
