@@ -41,7 +41,7 @@ class AnswerTokens:
             wrong if its fact shares no accepted answer with this one, ignoring case.
         ambiguous: Number of prompts for which some wrong answer is missing from `others`. Either its token is also that
             of the answer, or of another right one (the first answer of facts that all share an accepted one with this);
-            or only one of the two begins with a token that shows no character.
+            or this answer begins with a token that shows no character, and the wrong one does not.
         tokenizer: The tokenizer of all these tokens.
         compared: All prompts whose answers were compared; those of parts (see `at`) are among them.
         weights: For each prompt, the weights of the wrong answers in their mean. None: equal weights, which give the
@@ -121,8 +121,9 @@ def make_answer_tokens(
     If all answers of a relation begin with the same tokens, these are appended to the prompt, and answers are compared
     at the first token at which any two of them differ. One token is compared for each fact, not the whole answer. Some
     tokenizers begin some answers with a bare space ("▁" before digits or capitals), which does not tell these answers
-    apart: they are compared only with each other, at the next token. Raises `BadRowsError` for relations with one
-    answer and for prompts whose end the tokenizer merges with the answer.
+    apart: they are compared only with each other, at the next token. The relation's other answers have the bare space
+    as one wrong answer. Raises `BadRowsError` for relations with one answer and for prompts whose end the tokenizer
+    merges with the answer.
 
     prompts: the prompts.
     tokenizer: the model's tokenizer.
