@@ -13,7 +13,7 @@ from attnbalance.models.forward import position_limit
 FARTHEST = 512
 """The self-check crosses thresholds up to this length: it makes whole attention maps of so long a prompt."""
 
-SELECTION = re.compile(r"index_topk$|keep_window_size$|token_budget$")
+SELECTION = re.compile(r"index_topk$|keep_window_size$|token_budget$|indexer_budget$")
 """Names of settings that say how many keys are kept by score. Equal scores (often 0, after a ReLU) are kept by their
 position among the padding, in eager attention too, and no prompt of the self-check may happen to show it."""
 
@@ -63,11 +63,12 @@ def length_thresholds(config: PreTrainedConfig) -> LengthThresholds:
 def cache_limits(config: PreTrainedConfig) -> CacheLimits:
     """The limits of a model's cache, each kind in order.
 
-    Where blocks of keys (MiniMax-M3) or compressed keys (DeepSeek-V4) are kept by score, no cache was seen to differ.
+    Where blocks of keys (MiniMax-M3) or compressed keys (DeepSeek-V4, Qwen4-Exp) are kept by score, no cache was seen
+    to differ.
     """
     text = config.get_text_config()
     selections = {length for path, length in _lengths("", text.to_dict()) if SELECTION.search(path)}
-    if hasattr(text, "index_topk_blocks") or hasattr(text, "compress_rates"):
+    if any(hasattr(text, name) for name in ("index_topk_blocks", "compress_rates", "indexer_compress_ratio")):
         selections = set()
     return CacheLimits(sorted(set(_long_rotations(text.to_dict()))), sorted(selections))
 

@@ -46,6 +46,9 @@ THRESHOLDS = {
     "MiniMaxM3VLText": GROUPED
     | {"head_dim": 8, "index_n_heads": 2, "index_head_dim": 8, "index_block_size": 8, "index_topk_blocks": 2}
     | {"layer_types": ["full_attention", "minimax_m3_sparse"], "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen4ExpText": GROUPED
+    | {"head_dim": 8, "indexer_budget": 16, "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16}
+    | {"indexer_compress_ratio": 4, "layer_types": ["indexed_attention", "indexed_attention"]},
     "Phi3": GROUPED | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16, "pad_token_id": None},
     "Llama4Text": GROUPED
     | {"head_dim": 8, "floor_scale": 16, "no_rope_layers": [1, 0], "intermediate_size_mlp": 48}
@@ -160,7 +163,8 @@ def test_answers_with_more_tokens_than_are_kept_by_score_are_those_of_whole_pass
 
 
 @pytest.mark.parametrize(
-    ("kind", "limits"), [("DeepseekV32", [16]), ("GlmMoeDsa", [16]), ("MiniMaxM3VLText", []), ("Llama4Text", [])]
+    ("kind", "limits"),
+    [("DeepseekV32", [16]), ("GlmMoeDsa", [16]), ("MiniMaxM3VLText", []), ("Qwen4ExpText", []), ("Llama4Text", [])],
 )
 def test_only_families_whose_cache_differs_lose_it(kind: str, limits: list[int]) -> None:
     assert cache_limits(threshold_model(kind).config) == ([], limits)

@@ -182,10 +182,7 @@ def test_lists_that_were_written_twice_are_warned_of(tmp_path: Path) -> None:
             ((cell, "x"), "characters that a wrong encoding has left")
             for cell in ("Cura\ufffdao", "CuraÃ§ao", "Dvoâ€™rak")
         ),
-        *(
-            (("A", cell), "characters that a wrong encoding has left")
-            for cell in ("\ufffd\ufffd", "MÃ¼nchen")
-        ),
+        *((("A", cell), "characters that a wrong encoding has left") for cell in ("\ufffd\ufffd", "MÃ¼nchen")),
         *(
             ((cell, "x"), "a control character or one that is not seen")
             for cell in ("A\x00", "A\x07B", "A\tB", "A\x9fB")
