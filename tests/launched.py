@@ -22,6 +22,14 @@ from attnbalance.finetuning.watch import Watch
 STEPS, BATCH = 3, 8
 
 
+def leave_together() -> None:
+    """End all processes of a launch at once."""
+    dist.barrier()  # a process that leaves first breaks the others' connections
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # threads of gloo that wait for the other process may never end
+
+
 def main(out: str, objective: str, kind: str = "") -> None:
     """Three steps of plain gradient descent on batches of eight examples over all processes."""
     torch.set_num_threads(1)
@@ -74,10 +82,7 @@ def main(out: str, objective: str, kind: str = "") -> None:
     if trainer.is_world_process_zero():
         save_file(weights, out)
     if dist.is_initialized():
-        dist.barrier()  # a process that leaves first breaks the others' connections
-        dist.destroy_process_group()
-        sys.stdout.flush()
-        os._exit(0)  # threads of gloo that wait for the other process may never end
+        leave_together()
 
 
 if __name__ == "__main__":

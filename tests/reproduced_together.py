@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from launched import leave_together
 from transformers import Trainer, TrainingArguments
 
 from attnbalance.finetuning import loop
@@ -44,10 +44,7 @@ def main(kind: str, figure: str, out: str, model: str, facts: str, choices: str)
     dist.all_gather_object(answers, answer)
     assert answer.startswith("Ghosal et al. 2024: ")
     assert set(answers) == {answer}
-    dist.barrier()  # a process that leaves first breaks the others' connections
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # threads of gloo that wait for the other process may never end
+    leave_together()
 
 
 if __name__ == "__main__":
