@@ -98,6 +98,7 @@ from .readings.drift import read_drift as read_drift
 from .readings.knowledge import Knowledge as Knowledge
 from .readings.knowledge import knowledge as knowledge
 from .readings.paired_accuracy import compare_accuracy as compare_accuracy
+from .readings.read_reliance import read_reliance as read_reliance
 from .readings.reading import Reading as Reading
 from .readings.reading import difference as difference
 from .readings.recall import Recall as Recall
@@ -105,7 +106,6 @@ from .readings.recall import recall as recall
 from .readings.relevance import Relevance as Relevance
 from .readings.relevance import read_relevance as read_relevance
 from .readings.reliance import Reliance as Reliance
-from .readings.reliance import read_reliance as read_reliance
 from .readings.salience import (
     ReadoutRanks as ReadoutRanks,
 )

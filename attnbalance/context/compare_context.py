@@ -23,7 +23,8 @@ from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError
 from attnbalance.files.outputs import as_folder, replacing, write_json, write_json_lines, write_text
 from attnbalance.files.result_folder import ResultFolder
-from attnbalance.readings.reliance import Reliance, read_reliance, reliance_budgets
+from attnbalance.readings.read_reliance import read_reliance, reliance_budgets
+from attnbalance.readings.reliance import Reliance
 from attnbalance.report.figures import draw_curves, save
 from attnbalance.report.readings_table import write_readings
 from attnbalance.report.wording import left_out

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from attnbalance.readings.curves import Curve, layer_curve
+from attnbalance.readings.mentions import KINDS
 from attnbalance.readings.reading import Reading
 from attnbalance.readings.reliance import CONTEXT, MEMORY, SIDES, Reliance
 from attnbalance.report.wording import markdown, percent, percent_interval, points
@@ -20,12 +21,14 @@ answers, the context's comes first. "contains": the answer stands anywhere in th
 "of remembered": of the conflicts whose remembered answer the model gives without the context (their number in
 parentheses), the share answered from the context. "M_C": p(context's answer) / (p(context's answer) + p(remembered
 answer)), whole answers, mean over conflicts. "attention": share of the last token's attention on the context and on the
-subject (or the whole question), mean over layers and heads. 95% intervals, clustered by subject."""
+subject (or the whole question), mean over layers and heads. "attention: both answers": its parts on the mentions of the
+context's answer and of the remembered one, in conflicts whose context says both (their number in parentheses). 95%
+intervals, clustered by subject."""
 
 HEAD = (
     "model", "conflicts", "from context", "from memory", "neither", "context's first", "contains context's",
     "contains memory's", "from context, of remembered", "without context: memory", "without context: context's", "M_C",
-    "attention: context", "attention: subject",
+    "attention: context", "attention: subject", "attention: both answers",
 )  # fmt: skip
 
 
@@ -57,7 +60,7 @@ def as_json(reliance: Reliance, seed: int = 0) -> dict[str, object]:
 
 
 def attention_curves(reliance: Reliance, seed: int = 0) -> dict[str, Curve]:
-    """By layer, the share of the last token's attention on the context, the subject and the rest of the prompt."""
+    """By layer, the share of the last token's attention on each part of the prompt in `Reliance.attention`."""
     return {role: layer_curve(reading, seed=seed) for role, reading in reliance.attention.items()}
 
 
@@ -90,13 +93,19 @@ def _row(label: str, reliance: Reliance, seed: int) -> list[str]:
     contains = [reliance.counterfactual(), reliance.parametric()]
     shares = [*map(reliance.share, SIDES), reliance.first_share(CONTEXT), *contains]
     alone = [reliance.remembered(), reliance.guessed()]
-    attention = [percent(_mean(reliance.attention[role])) for role in (CONTEXT, "subject")]
+    attention = [*(percent(_mean(reliance.attention[role])) for role in (CONTEXT, "subject")), _on_answers(reliance)]
     counted = [*map(percent_interval, shares), known, *map(percent_interval, alone)]
     return [label, str(len(reliance.prompts)), *counted, _number(reliance.m_c(seed)), *attention]
 
 
 def _number(interval: Interval) -> str:
     return str(interval).removesuffix(" (no interval)")
+
+
+def _on_answers(reliance: Reliance) -> str:
+    """The attention on both answers in the context, and the number of conflicts in which it is read."""
+    read = [reliance.attention[kind] for kind in KINDS if kind in reliance.attention]
+    return f"{' and '.join(percent(_mean(reading)) for reading in read)} ({len(read[0].prompt_ids)})" if read else "(0)"
 
 
 def _mean(reading: Reading) -> float:

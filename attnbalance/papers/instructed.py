@@ -26,7 +26,7 @@ from attnbalance.models.load import load_limits, load_model
 from attnbalance.papers.figure import Cell, Workload
 from attnbalance.papers.finetuned import BASE, LOSS, finetuning_of, grid_cells, run_folder
 from attnbalance.papers.sources import Sources, conflicts_of, facts_of, instructions_of, model_of
-from attnbalance.readings.reliance import NEW_TOKENS, read_reliance, reliance_budgets
+from attnbalance.readings.read_reliance import NEW_TOKENS, read_reliance, reliance_budgets
 
 WHOLE, UNNAMED, WITH_INPUT = "all", "not-naming", "with-input"
 CRITICAL, SWAPPED, QK = "critical", "counterfactuals", "qk"

@@ -38,8 +38,10 @@ def test_the_folder_holds_table_numbers_figures_and_every_answer(long_llama_fold
     saved = json.loads((out / "context.json").read_text())
     assert saved["a"] == saved["b"]
     read = pq.read_table(out / "readings.parquet").to_pandas()
-    assert set(read.reading) == {f"{role} attention (sum)" for role in ("context", "subject", "rest")}
-    assert len(read) == 2 * 3 * len(CONFLICTS) * 2 * 4  # models, readings, conflicts, layers, heads
+    assert set(read.reading) == {
+        f"{role} attention (sum)" for role in ("context", "subject", "rest", "context answer", "memory answer")
+    }
+    assert len(read) == 2 * 5 * len(CONFLICTS) * 2 * 4  # models, readings, conflicts, layers, heads
     by_layer = read[(read.label == "b") & (read.reading == "context attention (sum)")].groupby("layer").value.mean()
     assert by_layer.tolist() == pytest.approx(saved["b"]["attention"]["context"]["mean"])
     counted = sum(line["from"] == "neither" for line in lines) / len(lines)
