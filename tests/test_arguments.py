@@ -161,6 +161,7 @@ for function, values in {
     ab.load_facts: (None, [], math.nan, object()),
     **dict.fromkeys((ab.load_instructions, ab.load_choices, ab.load_run), (None, [], math.nan, object())),
     ab.parse_objective: (None, [], math.nan, object()),
+    **dict.fromkeys((ab.World, ab.InstructionSet, ab.FrozenWeights), (None, "text", math.nan, object())),
     **dict.fromkeys((ab.make_prompts, ab.statement_prompts), (None, "text", math.nan, [1])),
     ab.boost_attention: (None, "text", []),
 }.items():

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from attnbalance.data.facts import check_text
 from attnbalance.data.prompts import TEMPLATES
 from attnbalance.data.scoring import naming
-from attnbalance.errors import DataError
+from attnbalance.errors import ArgumentError, DataError
 from attnbalance.seeds import check_seed
 
 TokenPair = tuple[tuple[int, ...], tuple[int, ...]]
@@ -72,6 +72,8 @@ class InstructionSet:
 
     def __post_init__(self) -> None:
         """Refuse rows that are no instructions."""
+        if isinstance(self.rows, str) or not isinstance(self.rows, Sequence):
+            raise ArgumentError(f"InstructionSet: rows must be a tuple of Instruction, got {self.rows!r:.100}")
         if wrong := [row for row in self.rows if not isinstance(row, Instruction)]:
             raise DataError(f"expected instructions, got {wrong[0]!r:.80}")
 

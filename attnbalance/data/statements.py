@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from attnbalance.arguments import expects
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import Prompt, Template, make_prompts
-from attnbalance.errors import DataError
+from attnbalance.errors import ArgumentError, DataError
 from attnbalance.seeds import check_seed
 
 GENERIC_FORMS = (
@@ -61,7 +61,7 @@ class World:
     """Facts that are stated with a frequency proportional to popularity ** `power`.
 
     Raises `DataError` for an empty set, a negative power, facts without popularity (unless `power` is 0), and
-    popularities that are all 0.
+    popularities that are all 0; `ArgumentError` for facts that are no `FactSet`.
 
     facts: the facts.
     power: 1 states facts as often as their popularity says, 0 states all equally often.
@@ -72,6 +72,8 @@ class World:
 
     def __post_init__(self) -> None:
         """Refuse a world from which no statement can be drawn."""
+        if not isinstance(self.facts, FactSet):
+            raise ArgumentError(f"World: facts must be FactSet, got {self.facts!r:.100} ({type(self.facts).__name__})")
         if not len(self.facts) or not 0 <= self.power < math.inf:
             raise DataError(f"a world needs facts and a power of at least 0; got {len(self.facts)} and {self.power}")
         unknown = [fact for fact in self.facts if fact.popularity is None]

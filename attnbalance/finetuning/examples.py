@@ -138,7 +138,7 @@ def _joined(encoding: Encoding, labels: Sequence[int]) -> Example:
     return Example((*encoding.ids, *labels), (*ignored, *labels), encoding.prompt, encoding.spans)
 
 
-@expects(facts=[(Fact, type(None))], tokenizer=PreTrainedTokenizerBase)
+@expects(rows=[Mapping], facts=[(Fact, type(None))], tokenizer=PreTrainedTokenizerBase)
 def as_examples(
     rows: Sequence[Mapping[str, Sequence[int]]], facts: Sequence[Fact | None], tokenizer: PreTrainedTokenizerBase
 ) -> list[Example]:
@@ -149,9 +149,9 @@ def as_examples(
     that answer first: terms, checks and few-shot examples go by it. A row whose fact is None, such as a general
     instruction, is trained on its labels only: terms that use the subject or the base model are 0 for it.
 
-    Raises `DataError` if rows and facts differ in number, `ArgumentError` for other facts, and `BadRowsError` for rows
-    without a prompt or a label, for labels that are not the row's own tokens (do not shift them; models do), and for
-    prompts that do not contain their subject once or do not tokenize to the row's own ids.
+    Raises `DataError` if rows and facts differ in number, `ArgumentError` for other rows or facts, and `BadRowsError`
+    for rows without a prompt or a label, for labels that are not the row's own tokens (do not shift them; models do),
+    and for prompts that do not contain their subject once or do not tokenize to the row's own ids.
     """
     if not all({"input_ids", "labels"} <= set(row) for row in rows):
         raise DataError("expected rows with input_ids and labels")

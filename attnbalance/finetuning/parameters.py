@@ -85,6 +85,7 @@ class FrozenWeights:
     not (DDP, FSDP2, compile). If no parameter is partly trained, the object is false and the calls do nothing.
     """
 
+    @expects(masks={str: Tensor})
     def __init__(self, masks: Mapping[str, Bool[Tensor, ...]]) -> None:
         """`masks` holds the entries to train of the partly trained parameters."""
         self._masks = {WRAPPERS.sub("", name): mask for name, mask in masks.items()}

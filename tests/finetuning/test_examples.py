@@ -108,6 +108,9 @@ def _losses(tiny, batch):
 def test_rows_without_labels_are_refused():
     with pytest.raises(DataError, match="expected rows with input_ids and labels"):
         as_examples([{"input_ids": [1]}], FACTS[:1], TOKENIZER)
+    for rows in (None, 5, "text", [None]):
+        with pytest.raises(ArgumentError, match="as_examples: rows must be a collection of Mapping, got"):
+            as_examples(rows, FACTS[:1], TOKENIZER)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ArgumentError, match="facts must be a collection of Fact or None, got"):
         as_examples([{"input_ids": [1, 2], "labels": [-100, 2]}] * 2, [None, "Paris"], TOKENIZER)
     with pytest.raises(BadRowsError, match="no label"):
