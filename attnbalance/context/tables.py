@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from attnbalance.readings.curves import Curve, layer_curve
-from attnbalance.readings.mentions import KINDS
+from attnbalance.readings.mentions import CONTEXT_ANSWER, KINDS
 from attnbalance.readings.reading import Reading
 from attnbalance.readings.reliance import CONTEXT, MEMORY, SIDES, Reliance
 from attnbalance.report.wording import markdown, percent, percent_interval, points
@@ -21,14 +21,14 @@ answers, the context's comes first. "contains": the answer stands anywhere in th
 "of remembered": of the conflicts whose remembered answer the model gives without the context (their number in
 parentheses), the share answered from the context. "M_C": p(context's answer) / (p(context's answer) + p(remembered
 answer)), whole answers, mean over conflicts. "attention": share of the last token's attention on the context and on the
-subject (or the whole question), mean over layers and heads. "attention: both answers": its parts on the mentions of the
-context's answer and of the remembered one, in conflicts whose context says both (their number in parentheses). 95%
-intervals, clustered by subject."""
+subject (or the whole question), mean over layers and heads. "attention: context's and remembered answer": the share on
+all mentions of either answer in the context, in conflicts whose context says both (their number in parentheses); an
+answer that is said more often, or takes more tokens, gets more. 95% intervals, clustered by subject."""
 
 HEAD = (
     "model", "conflicts", "from context", "from memory", "neither", "context's first", "contains context's",
     "contains memory's", "from context, of remembered", "without context: memory", "without context: context's", "M_C",
-    "attention: context", "attention: subject", "attention: both answers",
+    "attention: context", "attention: subject", "attention: context's and remembered answer",
 )  # fmt: skip
 
 
@@ -104,8 +104,10 @@ def _number(interval: Interval) -> str:
 
 def _on_answers(reliance: Reliance) -> str:
     """The attention on both answers in the context, and the number of conflicts in which it is read."""
-    read = [reliance.attention[kind] for kind in KINDS if kind in reliance.attention]
-    return f"{' and '.join(percent(_mean(reading)) for reading in read)} ({len(read[0].prompt_ids)})" if read else "(0)"
+    if CONTEXT_ANSWER not in reliance.attention:
+        return "(0)"
+    own, remembered = (reliance.attention[kind] for kind in KINDS)
+    return f"{percent(_mean(own))} and {percent(_mean(remembered))} ({len(own.prompt_ids)})"
 
 
 def _mean(reading: Reading) -> float:

@@ -38,8 +38,9 @@ class Reliance:
             answers are scored, so the shorter one has an advantage.
         attention: The share of the last token's attention on the "context", on the "subject", and on the "rest" of the
             prompt. They add up to 1, or less in models with attention sinks. "context answer" and "memory answer" are
-            parts of the context's share: what goes to all mentions of either answer there. They are read in the prompts
-            whose context says both (see `find_mentions`), and absent if none does.
+            parts of the context's share: what goes to all mentions of either answer there, more for one that is said
+            more often. They are read in the prompts whose context says both (see `find_mentions`), and absent if none
+            does.
     """
 
     prompts: tuple[Prompt, ...]

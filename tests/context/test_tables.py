@@ -31,7 +31,8 @@ def test_the_row_holds_the_shares() -> None:
         "context's first": "50.0%", "contains context's": "83.3%", "contains memory's": "50.0%",
         "from context, of remembered": "100.0%",
         "without context: memory": "66.7%", "without context: context's": "16.7%", "M_C": "0.5",
-        "attention: context": "50.0%", "attention: subject": "20.0%", "attention: both answers": "(0)",
+        "attention: context": "50.0%", "attention: subject": "20.0%",
+        "attention: context's and remembered answer": "(0)",
     }  # fmt: skip
     assert cells["from context, of remembered"].endswith("(4)")
     assert "| (0) |" in table({"base": replace(made(), without=("",) * 6)})

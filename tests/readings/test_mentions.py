@@ -58,8 +58,8 @@ def test_the_tokens_of_all_mentions_are_found() -> None:
     }
 
 
-def test_a_question_that_repeats_no_answer_has_its_mentions_in_the_context_alone() -> None:
-    asked = make_prompts([conflict("Lyon, once Paris", ("Lyon",), ("Paris",))], "context")
+def test_an_answer_that_the_template_says_is_no_mention() -> None:
+    asked = make_prompts([conflict("Lyon, once Paris", ("Lyon",), ("Paris",))], "Paris or Lyon? {context} {question}")
     prompts = PromptSet.of(asked, tiny_tokenizer())
     [encoding] = prompts.encodings
     for of in find_mentions(prompts).values():
