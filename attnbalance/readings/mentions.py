@@ -46,8 +46,8 @@ def to_mentions(rows: AttentionRows, kind: str, positions: Mapping[str, Sequence
     """The sum of each row over the mentions of one of `KINDS`; 0 for prompts that have no positions."""
     values = torch.stack(
         [
-            row[..., list(positions.get(name.prompt_id, ()))].sum(-1)
-            for name, row in zip(rows.prompts, rows.values, strict=True)
+            row[..., list(positions.get(prompt.prompt_id, ()))].sum(-1)
+            for prompt, row in zip(rows.prompts, rows.values, strict=True)
         ]
     )
     return Reading.of(rows.prompts, f"{kind} attention (sum)", "probability", values, rows.layers)
