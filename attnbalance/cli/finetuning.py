@@ -152,9 +152,7 @@ def finetune(
     from attnbalance.readings.answer_tokens import make_answer_tokens
     from attnbalance.readings.passes import check_passes
 
-    if replay is not None:
-        check_replay(curriculum)
-    elif replay_share is not None:
+    if replay is None and replay_share is not None:
         raise DataError("--replay-share is the share of replayed facts; give --replay as well")
     if rank_by not in RANKINGS:
         raise DataError(f"--rank-by must be one of {', '.join(RANKINGS)}, got {rank_by!r}")
@@ -180,6 +178,8 @@ def finetune(
         patience=patience or None,
         seed=seed,
     )
+    if replay is not None:
+        check_replay(settings)
     progress = show_progress()
     chosen = load_facts(facts, as_names(relations), limit, seed)
     tokenizer, max_positions = load_limits(model)

@@ -11,9 +11,9 @@ from tqdm import tqdm
 
 from attnbalance.data.forms import BEST, FORMS
 from attnbalance.finetuning.completion import ASKED
-from attnbalance.finetuning.examples import REPLAYED, Example, about_facts
+from attnbalance.finetuning.examples import Example, about_facts
 from attnbalance.finetuning.labelled_logits import answer_logits
-from attnbalance.finetuning.objectives.base_model import prompts_of, without_adapters
+from attnbalance.finetuning.objectives.base_model import held_to_base, is_replayed, prompts_of, without_adapters
 from attnbalance.finetuning.objectives.best_forms import TRIED
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.hooked import HookedModel
@@ -22,14 +22,16 @@ from attnbalance.models.hooked import HookedModel
 def prompts_asked(train: Sequence[Example], evaluated: Sequence[Example], objective: Objective) -> int:
     """The number of prompts that the base reads for an objective: forms to choose from, completion rates, targets."""
     facts, tested = ({id(example): example for example in about_facts(part)} for part in (train, evaluated))
+    every = {**facts, **tested}.values()
+    held = held_to_base(facts.values())
     count = 0
     if BEST in objective.forms:
-        prompts = {prompt.prompt_id: prompt.fact.relation for prompt in prompts_of(list(facts.values()))}
+        prompts = {prompt.prompt_id: prompt.fact.relation for prompt in prompts_of(held)}
         count += len(FORMS) * sum(min(TRIED, own) for own in Counter(prompts.values()).values())
-    if objective.forms:
-        new = sum(REPLAYED not in example.targets for example in facts.values())
-        count += len({*objective.forms, "question"}) * min(ASKED, new)
-    return count + sum(term.kind.make_targets is not None for term in objective.terms) * len({**facts, **tested})
+    if objective.forms and not any(map(is_replayed, held)):
+        count += len({*objective.forms, "question"}) * min(ASKED, len(facts))
+    kinds = [term.kind for term in objective.terms if term.kind.make_targets is not None]
+    return count + sum(len(every if kind.learns_answers else held_to_base(every, held)) for kind in kinds)
 
 
 def announce(

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from attnbalance.data.facts import Fact
 from attnbalance.data.forms import BEST, FORMS
 from attnbalance.errors import BadRowsError
-from attnbalance.finetuning.examples import REPLAYED, Example, about_facts, examples_of
-from attnbalance.finetuning.objectives.base_model import BaseModel, prompts_of, without_adapters
+from attnbalance.finetuning.examples import Example, about_facts, examples_of
+from attnbalance.finetuning.objectives.base_model import BaseModel, is_replayed, prompts_of, without_adapters
 from attnbalance.finetuning.objectives.best_forms import chosen_forms, completions, least_share
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.hooked import HookedModel
@@ -32,9 +32,9 @@ def completion_rates(
 ) -> dict[str, float]:
     """The share of facts whose answer the base predicts, by form, among at most `ASKED` examples drawn by the seed.
 
-    Replayed facts do not count, since the base knows them. The forms are those that the objective teaches from, and
-    "question"; `CONSTANT` is added to them. An answer is predicted if each of its tokens is the most probable one after
-    the right ones before it. The result is empty if the objective teaches from no form; a form whose prompts merge with
+    The forms are those that the objective teaches from, and "question"; `CONSTANT` is added to them. An answer is
+    predicted if each of its tokens is the most probable one after the right ones before it. The result is empty if the
+    objective teaches from no form, or holds replayed facts alone, which the base knows; a form whose prompts merge with
     the answer is left out. Of `BEST` there is also the share of each relation, named with its form; of the other forms
     that are taught from, that of each relation in which the form is weak (see `warn_of_weak_forms`).
 
@@ -45,13 +45,10 @@ def completion_rates(
         batch_size: Examples of one forward pass.
         seed: Seed that draws the examples and their few shots.
     """
-    if not objective.forms:
-        return {}
     different = list({id(example): example for example in about_facts(examples)}.values())
-    new = [i for i, example in enumerate(different) if REPLAYED not in example.targets]
-    if not new:
+    if not objective.forms or not different or any(map(is_replayed, different)):
         return {}
-    drawn = sorted(random.Random(seed).sample(new, min(ASKED, len(new))))  # noqa: S311
+    drawn = sorted(random.Random(seed).sample(range(len(different)), min(ASKED, len(different))))  # noqa: S311
     model = BaseModel(base, batch_size, seed, best=chosen_forms(different))
     facts = [prompt.fact for prompt in prompts_of([different[i] for i in drawn])]
     rates, hits_by_form = dict[str, float](), dict[str, list[bool]]()
@@ -67,9 +64,9 @@ def completion_rates(
                 rates |= _by_relation([fact.relation for fact in facts], hits, model.best)
             elif form in FORMS:
                 hits_by_form[form] = list(hits)
-    usual = _most_frequent([different[i] for i in new])
+    usual = _most_frequent(different)
     rates |= _weak_relations(facts, hits_by_form, usual, objective.forms)
-    return {**rates, CONSTANT: sum(count for count, _ in usual.values()) / len(new)}
+    return {**rates, CONSTANT: sum(count for count, _ in usual.values()) / len(different)}
 
 
 def _weak_relations(

@@ -35,7 +35,7 @@ TOKENS, POSITIONS = "/token", "/position"
 """Suffixes of the names of targets: the first axis is the labelled tokens, or the last one is the positions."""
 
 REPLAYED = "replayed"
-"""The name of the target that marks a replayed example (see `replay`)."""
+"""The name of the target that says whether an example is replayed (see `replay`)."""
 
 HAS_FACT = "has_fact"
 """The key of a batch with examples that have no prompt: [example], whether each has one."""

@@ -84,7 +84,7 @@ def finetune_model(
         if part != "heldout"
     )
     if len(split.replay):
-        check_replay(settings.curriculum)
+        check_replay(settings)
     validation = _with_shortcuts(validation, examples, split)
     examples += [replace(example, targets={REPLAYED: torch.tensor(True)}) for part in replayed for example in part]
     data = TrainingData(_in_order(examples, split, settings), validation)

@@ -14,6 +14,8 @@ from attnbalance.errors import DataError
 from attnbalance.finetuning.examples import examples_of
 from attnbalance.finetuning.generated import generated_facts, subject_key
 from attnbalance.finetuning.objectives.best_forms import completions, rate_forms
+from attnbalance.finetuning.objectives.parse import parse_objective
+from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar
@@ -142,10 +144,20 @@ def count_of(split: Split, share: float) -> int:
     return max(1, round(share / (1 - share) * len(split.train)))
 
 
-def check_replay(curriculum: str) -> None:
-    """Raise `DataError` for a curriculum that ranks facts: replayed facts may come from another source."""
-    if curriculum != "shuffled":
+def check_replay(settings: FinetuneSettings) -> None:
+    """Raise `DataError` for settings that do not go with replay.
+
+    A curriculum ranks facts, and replayed ones may come from another source. An objective must learn the answers given:
+    what it holds to the base are the replayed facts alone.
+    """
+    objective = parse_objective(settings.objective)
+    if not objective.learns_answers:
         raise DataError(
-            f"curriculum {curriculum} ranks facts by popularity, which facts of two sources do not share; leave it "
-            "out, or replay nothing"
+            f"with replay, objective {objective.text!r} would learn nothing about the new facts; add ce to it, or "
+            "replay nothing"
+        )
+    if settings.curriculum != "shuffled":
+        raise DataError(
+            f"curriculum {settings.curriculum} ranks facts by popularity, which facts of two sources do not share; "
+            "leave it out, or replay nothing"
         )

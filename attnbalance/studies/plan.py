@@ -238,7 +238,7 @@ def _check_method(method: Mapping[str, Any], what: str) -> None:
             if variant.settings.peft is not None:
                 peft_config(variant.settings.peft)
             if variant.replay != REPLAYS[0]:
-                check_replay(variant.settings.curriculum)
+                check_replay(variant.settings)
         except AttnBalanceError as error:
             raise DataError(f"{what}: {error}") from error
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny import FACTS, tiny_model, tiny_tokenizer
 from trainers import arguments, lora, made, some_examples
 
 from attnbalance import Fact
-from attnbalance.finetuning.examples import make_examples
+from attnbalance.finetuning.examples import REPLAYED, make_examples
 
 
 def counting(model: Any) -> dict[str, int]:
@@ -27,13 +29,17 @@ def counting(model: Any) -> dict[str, int]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("objective", ["ce + kl(statement)", "kl(statement) + row-anchor(question)", "ce + kl(best)"])
+@pytest.mark.parametrize(
+    "objective", ["ce + kl(statement)", "weighted-ce(relevance) + row-anchor(question)", "ce + kl(best)"]
+)
 @pytest.mark.parametrize("tested", [0, 4])
+@pytest.mark.parametrize("replayed", [0, 5])
 def test_as_many_prompts_are_asked_as_were_announced(
-    objective: str, tested: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    objective: str, tested: int, replayed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = [Fact(fact.subject, "is", fact.answers, None, fact.question) for fact in FACTS]
     data = make_examples(facts, tiny_tokenizer("bos"))
+    data[:replayed] = [replace(example, targets={REPLAYED: torch.tensor(True)}) for example in data[:replayed]]
     settings, rows = arguments(tmp_path, disable_tqdm=False), []
     for text in ("ce + floor", objective):  # the first asks no base: only the checks of the model's rows
         model = tiny_model("llama")

@@ -13,7 +13,7 @@ from attnbalance import load_model
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError
-from attnbalance.finetuning.completion import CONSTANT, completion_rates
+from attnbalance.finetuning.completion import completion_rates
 from attnbalance.finetuning.examples import REPLAYED, make_examples
 from attnbalance.finetuning.finetune import finetune
 from attnbalance.finetuning.objectives.parse import parse_objective
@@ -126,19 +126,20 @@ def is_even(fact: Fact) -> bool:
     return NAMES.index(fact.subject) % 2 == 0
 
 
-def test_what_the_base_completes_is_counted_without_replayed_facts() -> None:
+def test_replayed_facts_are_known_and_not_asked_before_training() -> None:
     tokenizer, facts = tiny_tokenizer(), asked()
-    examples = [
-        replace(example, targets={REPLAYED: torch.tensor(True)}) if fact.relation.endswith("0") else example
-        for fact, example in zip(facts, make_examples(facts, tokenizer), strict=True)
-    ]
-    hooked = load_model(tiny_model("llama"), tokenizer=tokenizer)
-    rates = completion_rates(examples, parse_objective("kl(question)"), hooked)
-    new = [fact.answer for fact in facts if fact.relation.endswith("1")]
-    replayed = [example for example in examples if REPLAYED in example.targets]
-    assert completion_rates(replayed, parse_objective("kl(question)"), hooked) == {}
-    weak = {"question about shifted by 1": 0.0}  # none of them is completed, and over half have the same answer
-    assert rates == {"question": 0.0, **weak, CONSTANT: max(map(new.count, new)) / len(new)}
+    new = make_examples([fact for fact in facts if fact.relation.endswith("1")], tokenizer)
+    replayed = make_examples([fact for fact in facts if fact.relation.endswith("0")], tokenizer)
+    marked = [replace(example, targets={REPLAYED: torch.tensor(True)}) for example in replayed]
+    hooked, objective = load_model(tiny_model("llama"), tokenizer=tokenizer), parse_objective("ce + kl(question)")
+    assert completion_rates([*new, *replayed], objective, hooked)["question"] == len(replayed) / len(facts)
+    assert completion_rates([*new, *marked], objective, hooked) == {}
+
+
+def test_replay_needs_an_objective_that_learns_the_new_facts(llama_folder: Path, tmp_path: Path) -> None:
+    split = with_replay(split_facts(towns(NAMES[:24]), "whole"), towns(NAMES))
+    with pytest.raises(DataError, match=r"objective 'kl\(statement\)' would learn nothing about the new facts; add ce"):
+        finetune(llama_folder, split, tmp_path / "run", FinetuneSettings(steps=2, objective="kl"))
 
 
 def test_a_curriculum_ranks_facts_of_one_source(llama_folder: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,22 @@ import torch
 from commands import run_in_two_processes
 from safetensors.torch import load_file
 from tiny import FACTS, eager, tiny_model, tiny_tokenizer
-from trainers import EVERYTHING, ROW, arguments, assert_close, made, some_examples, trained
+from trainers import EVERYTHING, ROW, arguments, assert_close, lora, made, some_examples, trained
 from transformers import ProcessorMixin, Trainer, TrainingArguments
 
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.tokens import as_chat
 from attnbalance.errors import DataError, ModelError
-from attnbalance.finetuning.examples import IGNORED, INPUTS, Example, as_examples, collate, examples_of, make_examples
+from attnbalance.finetuning.examples import (
+    IGNORED,
+    INPUTS,
+    REPLAYED,
+    Example,
+    as_examples,
+    collate,
+    examples_of,
+    make_examples,
+)
 from attnbalance.finetuning.parameters import select_weights, train_only
 from attnbalance.finetuning.trainer import ObjectiveMixin, ObjectiveTrainer
 
@@ -189,6 +199,28 @@ def test_rows_about_no_fact_learn_their_labels_alone(tmp_path):
     assert loss_of(f"weighted-ce + {EACH}", general + facts) > 0
     with pytest.raises(DataError, match="learns no answers, so 2 of 11 examples, which have no prompt, would not be"):
         loss_of("kl(statement)", facts + general)
+
+
+@pytest.mark.parametrize("term", ["kl(question)", "row-anchor(question)", "state-anchor(question)"])
+def test_terms_that_compare_with_the_base_hold_replayed_facts_alone(term, tmp_path):
+    facts, model = make_examples(FACTS, tiny_tokenizer("bos")), lora(tiny_model("llama"))
+    marked = {REPLAYED: torch.tensor(True)}
+    mixed = [replace(example, targets=marked) if i % 2 else example for i, example in enumerate(facts)]
+    trainers = {text: made(tmp_path, model, text, train_dataset=mixed) for text in ("ce", f"ce + 3*{term}")}
+    alone = made(tmp_path, model, term, train_dataset=facts[1::2])
+    with torch.no_grad():  # away from the base
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(0.5)
+
+    def loss(trainer):
+        return float(trainer.compute_loss(model, collate(trainer.train_dataset)).detach())
+
+    size = (lambda rows: sum(label != IGNORED for row in rows for label in row.labels)) if "kl" in term else len
+    share = size(facts[1::2]) / size(facts)
+    compared = loss(trainers[f"ce + 3*{term}"]) - loss(trainers["ce"])
+    assert loss(alone) > 1e-3
+    assert compared == pytest.approx(3 * share * loss(alone), rel=1e-4)
 
 
 def test_rows_about_no_fact_train_in_batches_of_their_own_and_are_not_watched(tmp_path):

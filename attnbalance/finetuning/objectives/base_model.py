@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from torch import nn
 from attnbalance.data.forms import BEST, FORMS, in_form
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import ModelError
-from attnbalance.finetuning.examples import Example
+from attnbalance.finetuning.examples import REPLAYED, Example
 from attnbalance.models.fingerprint import adapter_parameters
 from attnbalance.models.hooked import HookedModel
 
@@ -74,6 +74,18 @@ def check_start(model: nn.Module, text: str) -> None:
 def prompts_of(examples: Sequence[Example]) -> list[Prompt]:
     """The prompts of examples about facts."""
     return [example.prompt for example in examples if example.prompt is not None]
+
+
+def is_replayed(example: Example) -> bool:
+    """Whether an example is about a fact that is replayed."""
+    return bool(example.targets.get(REPLAYED, False))
+
+
+def held_to_base(examples: Iterable[Example], among: Iterable[Example] = ()) -> list[Example]:
+    """The examples that terms hold to the base model: the replayed ones; all, if none is, here or among others."""
+    examples = list(examples)
+    replayed = [example for example in examples if is_replayed(example)]
+    return replayed if replayed or any(map(is_replayed, among)) else examples
 
 
 @contextmanager

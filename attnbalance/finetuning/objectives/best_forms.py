@@ -15,7 +15,7 @@ from torch import Tensor
 from attnbalance.data.forms import FORMS, in_form
 from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError, DataError
-from attnbalance.finetuning.examples import IGNORED, REPLAYED, Example, examples_of
+from attnbalance.finetuning.examples import IGNORED, Example, examples_of
 from attnbalance.finetuning.labelled_logits import answer_logits
 from attnbalance.finetuning.objectives.base_model import prompts_of
 from attnbalance.models.hooked import HookedModel
@@ -43,23 +43,19 @@ class Rated:
 def choose_forms(
     examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int, progress: bool = False
 ) -> dict[str, str]:
-    """For each relation of the training facts, the form in which the base completes most (see `rate_forms`).
+    """For each relation of some facts, the form in which the base completes most of them (see `rate_forms`).
 
     Warns about relations of which the base completes less in that form than a constant answer gets right (see
-    `least_share`). Replayed facts, which it knows, help to choose the form, but do not count for the warning.
+    `least_share`).
     """
-    new = {prompt.prompt_id for prompt in prompts_of([each for each in examples if REPLAYED not in each.targets])}
     best, weak = dict[str, str](), list[str]()
     for relation, rated in rate_forms(examples, base, batch_size, seed, progress).items():
         best[relation] = rated.form
-        pairs = zip(rated.asked, rated.hits, strict=True)
-        hits = [(prompt.fact.answer, hit) for prompt, hit in pairs if prompt.prompt_id in new]
-        if hits:
-            completed = sum(hit for _, hit in hits) / len(hits)
-            constant = Counter(answer for answer, _ in hits).most_common(1)[0][1] / len(hits)
-            if completed < least_share(constant):
-                rates = f"{100 * completed:.1f}% as {rated.form}, a constant answer {100 * constant:.1f}%"
-                weak.append(f"{relation} ({rates})")
+        completed = sum(rated.hits) / len(rated.hits)
+        constant = Counter(prompt.fact.answer for prompt in rated.asked).most_common(1)[0][1] / len(rated.asked)
+        if completed < least_share(constant):
+            rates = f"{100 * completed:.1f}% as {rated.form}, a constant answer {100 * constant:.1f}%"
+            weak.append(f"{relation} ({rates})")
     if weak:
         warnings.warn(
             f"In no form does the base complete as many facts as a constant answer gets right: {', '.join(weak)}. "

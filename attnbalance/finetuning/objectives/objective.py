@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from attnbalance.data.forms import BEST, FORMS
-from attnbalance.finetuning.examples import Example
+from attnbalance.finetuning.examples import REPLAYED, Example
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 
@@ -120,15 +120,19 @@ class Term:
     def losses(self, forward: ForwardPass) -> Float[Tensor, " item"]:
         """The weighted loss of each labelled token or example; 0 for a term that changes gradients.
 
-        Of an example about no fact, only terms that learn answers have a loss.
+        Of an example about no fact, only terms that learn answers have a loss. Where facts are replayed, a term that
+        compares with the base model holds these alone: the others are new to it.
         """
         if self.kind.loss is None:
             return forward.logits.new_zeros(forward.examples)
         losses = self.weight * self.kind.loss(forward, self)
-        if forward.has_fact is None or self.kind.learns_answers:
+        if self.kind.learns_answers:
             return losses
-        has_fact = forward.has_fact[forward.example] if self.kind.by_token else forward.has_fact
-        return torch.where(has_fact, losses, 0.0)
+        compares = self.kind.make_targets is not None
+        for counted in (forward.has_fact, forward.targets.get(REPLAYED) if compares else None):
+            if counted is not None:
+                losses = torch.where(counted[forward.example] if self.kind.by_token else counted, losses, 0.0)
+        return losses
 
 
 @dataclass(frozen=True)

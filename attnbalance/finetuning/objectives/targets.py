@@ -7,12 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from attnbalance.data.forms import BEST
 from attnbalance.errors import DataError
-from attnbalance.finetuning.examples import IGNORED, POSITIONS, TOKENS, Example, about_facts
-from attnbalance.finetuning.objectives.base_model import BaseModel, check_start, without_adapters
+from attnbalance.finetuning.examples import IGNORED, POSITIONS, REPLAYED, TOKENS, Example, about_facts
+from attnbalance.finetuning.objectives.base_model import (
+    BaseModel,
+    check_start,
+    held_to_base,
+    is_replayed,
+    without_adapters,
+)
 from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms, form_targets
 from attnbalance.finetuning.objectives.mapped import collected
 from attnbalance.finetuning.objectives.objective import Objective, Targets
@@ -34,7 +41,8 @@ def add_targets(
 ) -> list[Example]:
     """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
 
-    Examples about no fact get ones as the terms' numbers: they have no loss that compares, and a weight of 1.
+    Where facts are replayed, here or among others, the base is asked these alone, since it knows them: terms compare no
+    others with it. Examples that are not compared, and those about no fact, get ones as the terms' numbers.
 
     Raises `DataError` if no example has a prompt and for relations with too few subjects for few shots,
     `BadRowsError` for labels that cannot follow another form, as they do not begin with an accepted answer,
@@ -58,31 +66,35 @@ def add_targets(
     if not makers:
         return list(examples)
     check_start(base.model, objective.text)
-    asked, among = about_facts(examples), about_facts(among)
-    if not asked and not among:
+    facts, among = about_facts(examples), about_facts(among)
+    if not facts and not among:
         raise DataError(
             f"objective {objective.text!r} needs examples about facts, but none of {len(examples)} has a prompt; make "
             "them with make_examples or as_examples"
         )
-    result = asked
+    held = held_to_base(facts, among)
+    numbers: dict[int, dict[str, Tensor]] = {id(example): {} for example in examples}
     with without_adapters(base.model):
         best = chosen_forms(among)
         if BEST in objective.forms and among and not best:
             raise DataError("`among` must have the targets that add_targets gave the training examples")
         if BEST in objective.forms and not among:
-            best = choose_forms(asked, base, batch_size, seed, progress)
-            result = _with(result, form_targets(asked, best))
+            best = choose_forms(held, base, batch_size, seed, progress)
+            _add(numbers, held, form_targets(held, best))
         model = BaseModel(base, batch_size, seed, among, best)
-        for term, make in makers if asked else ():
+        for term, make in makers:
+            asked = facts if term.kind.learns_answers else held
             title = f"the base's numbers for {term.key}"
-            with progress_bar(title, total=len(asked), unit="fact", shown=progress) as bar:
-                numbers = collected(_counting(make(term, asked, model), bar), folder)
-            result = _with(result, [numbers[i] for i in range(len(asked))])
+            with progress_bar(title, total=len(asked), unit="fact", shown=progress and bool(asked)) as bar:
+                made = collected(_counting(make(term, asked, model), bar), folder) if asked else {}
+            _add(numbers, asked, [made[i] for i in range(len(asked))])
     keys = tuple(term.key for term, _ in makers)
-    like = {name: target for name, target in (result or among)[0].targets.items() if name.startswith(keys)}
-    with_numbers = iter(result)
+    known = [*(example.targets for example in among[:1]), *(numbers[id(each)] for each in (*facts[:1], *held[:1]))]
+    like = {name: target for targets in known for name, target in targets.items() if name.startswith(keys)}
+    replays = any(map(is_replayed, (*examples, *among)))
+    marked = {REPLAYED: torch.tensor(False)} if replays else {}
     return [
-        replace(example, targets=_blank(example, like)) if example.prompt is None else next(with_numbers)
+        replace(example, targets={**_blank(example, like), **marked, **example.targets, **numbers[id(example)]})
         for example in examples
     ]
 
@@ -94,16 +106,16 @@ def _counting(numbers: Iterable[tuple[int, Targets]], bar: tqdm) -> Iterator[tup
 
 
 def _blank(example: Example, like: Targets) -> Targets:
-    """Ones of the shapes that another example's targets would have for this one."""
+    """Ones of the shapes that another example's targets would have for this one; they take no memory."""
     tokens = sum(label != IGNORED for label in example.labels[1:])
     shapes = {
         name: (tokens, *target.shape[1:]) if name.endswith(TOKENS) else target.shape for name, target in like.items()
     }
     shapes |= {name: (*shape[:-1], 1) for name, shape in shapes.items() if name.endswith(POSITIONS)}
-    return {name: torch.ones(shape, dtype=like[name].dtype) for name, shape in shapes.items()}
+    return {name: torch.ones((), dtype=like[name].dtype).expand(shape) for name, shape in shapes.items()}
 
 
-def _with(examples: Sequence[Example], targets: Sequence[Targets]) -> list[Example]:
-    """The examples with further targets."""
-    pairs = zip(examples, targets, strict=True)
-    return [replace(example, targets={**example.targets, **added}) for example, added in pairs]
+def _add(numbers: dict[int, dict[str, Tensor]], examples: Sequence[Example], targets: Sequence[Targets]) -> None:
+    """Add targets of examples to the numbers of each, which are known by the example's identity."""
+    for example, added in zip(examples, targets, strict=True):
+        numbers[id(example)] |= added

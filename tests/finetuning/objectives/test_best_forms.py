@@ -20,7 +20,7 @@ from attnbalance.data.prompts import Prompt, make_prompts
 from attnbalance.data.statements import statement_prompts
 from attnbalance.errors import DataError
 from attnbalance.finetuning.completion import CONSTANT, completion_rates, weak_forms
-from attnbalance.finetuning.examples import REPLAYED, examples_of, make_examples
+from attnbalance.finetuning.examples import examples_of, make_examples
 from attnbalance.finetuning.objectives import best_forms
 from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms
 from attnbalance.finetuning.objectives.parse import parse_objective
@@ -81,25 +81,14 @@ def test_each_relation_has_the_form_that_plain_greedy_decoding_completes_most() 
     assert best == {"e": "statement", "t": "question"}
 
 
-def test_replayed_facts_help_to_choose_a_form_and_hide_no_warning() -> None:
-    hooked, known = base()[0], [fact for fact in facts_known_in_two_forms() if fact.relation == "e"]
-    replayed = [
-        replace(example, targets={REPLAYED: torch.tensor(True)}) for example in make_examples(known, hooked.tokenizer)
-    ]
-    new = make_examples([Fact(f"A{name}a", "e", ("Peru",)) for name in "bcdf"], hooked.tokenizer)
-    with pytest.warns(UserWarning, match=r"e \(0\.0% as .*a constant answer 100\.0%\)"):
-        assert choose_forms([*replayed, *new], hooked, 4, seed=0) == {"e": "statement"}
-
-
-def test_each_relation_is_asked_once_in_each_form_beside_replayed_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_relation_is_asked_once_in_each_form(monkeypatch: pytest.MonkeyPatch) -> None:
     hooked, calls = base()[0], []
     own = best_forms.answer_logits
     monkeypatch.setattr(best_forms, "answer_logits", lambda *given: calls.append(len(given[1])) or own(*given))
     known = make_examples([fact for fact in facts_known_in_two_forms() if fact.relation == "e"], hooked.tokenizer)
-    replayed = [replace(example, targets={REPLAYED: torch.tensor(True)}) for example in known[:3]]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        choose_forms([*replayed, *known[3:]], hooked, 4, seed=0)
+        choose_forms(known, hooked, 4, seed=0)
     assert calls
     assert set(calls) == {6}
     assert len(calls) <= len(FORMS)

@@ -64,10 +64,42 @@ def test_rows_about_no_fact_change_no_target_of_the_others() -> None:
         assert all(bool((target == 1).all()) for target in mixed[1].targets.values())
         with pytest.raises(DataError, match="needs examples about facts, but none of 2 has a prompt"):
             add_targets([general] * 2, parse_objective(text), base()[0])
-        marked = [replace(example, targets={REPLAYED: torch.tensor(True)}) for example in examples]
-        assert REPLAYED not in add_targets([*marked, general], parse_objective(text), base()[0])[-1].targets
         later = add_targets([general], parse_objective(text), base()[0], among=alone)
         assert later[0].targets.keys() >= set(alone[0].targets) - {f"{text} score"}
+
+
+def as_replayed(example: Example) -> Example:
+    return replace(example, targets={REPLAYED: torch.tensor(True)})
+
+
+def test_where_facts_are_replayed_the_base_is_asked_these_alone() -> None:
+    hooked = base()[0]
+    examples = make_examples(TOWNS, hooked.tokenizer)
+    new, replayed = examples[:2], [as_replayed(example) for example in examples[2:]]
+    for text in ("kl", "kl(best)", "row-anchor", "row-anchor(statement)", "state-anchor"):
+        objective = parse_objective(f"ce + {text}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            alone = add_targets(replayed, objective, hooked)
+            mixed = add_targets([*new, *replayed], objective, hooked)
+        assert [bool(example.targets[REPLAYED]) for example in mixed] == [False] * len(new) + [True] * len(replayed)
+        for mine, own in zip(mixed[len(new) :], alone, strict=True):
+            assert mine.targets.keys() == own.targets.keys()
+            for name, expected in own.targets.items():
+                torch.testing.assert_close(mine.targets[name], expected, atol=2e-5, rtol=1e-5)
+        later = add_targets(new, objective, hooked, among=mixed)  # such as validation facts
+        for blank in (*mixed[: len(new)], *later):
+            assert not blank.targets[REPLAYED]
+            assert all(bool((target == 1).all()) for name, target in blank.targets.items() if name != REPLAYED)
+        collate([*mixed, *later])  # the shapes go together
+
+
+def test_terms_that_learn_the_answers_ask_the_base_of_new_facts_too() -> None:
+    examples, objective = make_examples(FACTS, base()[0].tokenizer), parse_objective("weighted-ce(relevance)")
+    expected = add_targets(examples, objective, base()[0])
+    mixed = add_targets([as_replayed(examples[0]), *examples[1:]], objective, base()[0])
+    for mine, own in zip(mixed, expected, strict=True):
+        torch.testing.assert_close(mine.targets["weighted-ce(relevance)"], own.targets["weighted-ce(relevance)"])
 
 
 def test_neither_batch_size_nor_order_nor_company_changes_a_target() -> None:
