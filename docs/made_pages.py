@@ -62,6 +62,10 @@ OWN_FACTS = {
     ("own-facts-3e-4", "replay-0.7"): "replay, 3e-4, adapter times 0.7",
     ("own-facts-3e-4", "replay-mlp"): "replay, 3e-4, MLPs alone",
     ("own-facts-3e-4", "replay-mlp-0.7"): "replay, 3e-4, MLPs alone, adapter times 0.7",
+    ("own-facts-3e-4", "replay-kl"): "`recommended` with replay, 3e-4",
+    ("own-facts-3e-4", "replay-kl-0.7"): "`recommended` with replay, 3e-4, adapter times 0.7",
+    ("own-facts-3e-4", "replay-kl-mlp"): "`recommended` with replay, 3e-4, MLPs alone",
+    ("own-facts-3e-4", "replay-kl-mlp-0.7"): "`recommended` with replay, 3e-4, MLPs alone, adapter times 0.7",
 }
 LABELS = {
     "no training: statement": "no training, asked by statement",
@@ -82,6 +86,7 @@ REPLAY = {
     "recommended": "`recommended`, 120 steps",
     "anchored": "anchored, 120 steps, LoRA",
     "replay-known": "replay of known facts, 960 steps",
+    "replay-recommended": "`recommended` with replay of known facts, 960 steps",
     "replay-generated": "replay of generated facts, 960 steps",
     "replay-generated-more": "the same, `--replay-share 0.85`",
 }

@@ -20,7 +20,7 @@ from attnbalance.data.prompts import Prompt, make_prompts
 from attnbalance.data.statements import statement_prompts
 from attnbalance.errors import DataError
 from attnbalance.finetuning.completion import CONSTANT, completion_rates, weak_forms
-from attnbalance.finetuning.examples import examples_of, make_examples
+from attnbalance.finetuning.examples import REPLAYED, examples_of, make_examples
 from attnbalance.finetuning.objectives import best_forms
 from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms
 from attnbalance.finetuning.objectives.parse import parse_objective
@@ -122,6 +122,15 @@ def test_other_facts_are_asked_in_the_forms_of_the_training_facts() -> None:
     torch.testing.assert_close(
         asked.targets["kl(best)/token"], alone.targets["kl(question)/token"], atol=2e-5, rtol=1e-5
     )
+
+
+def test_too_few_replayed_facts_of_a_relation_are_named() -> None:
+    replayed = [
+        replace(example, targets={REPLAYED: torch.tensor(True)})
+        for example in make_examples([Fact("Ada", "e", ("Peru",))], base()[0].tokenizer)
+    ]
+    with pytest.warns(UserWarning, match=r"e \(0\.0% as .*; replay more facts of these relations, or none"):
+        choose_forms(replayed, base()[0], 4, seed=0)
 
 
 def test_a_relation_that_no_form_knows_is_named_with_both_numbers() -> None:
