@@ -32,31 +32,38 @@ from attnbalance.theory.context_points import (
     lay_out,
     stored_values,
 )
-from attnbalance.theory.goyal import second_phase_rate
+from attnbalance.theory.goyal import proposition_1, second_phase_rate
+from attnbalance.theory.goyal_constants import MORE_CRITICAL, PREDICTIVE, STRONGER, read_constants, setting
 
 PLAIN, AUGMENTED, FILTERED, RECALLED = "plain", "counterfactuals", "C points only", "S points added"
 DOUBLED, WEAK = "twice the C points", "weak memory"
 VALUES, WEAK_VALUES = "W_V trained", "weak memory, W_V trained"
+EXACT, LEADING = "as assumed", "as assumed, memory leads by far"
+WORLDS = (PLAIN, EXACT, LEADING)
+"""The worlds of Proposition 1: noisy, and two whose values and scores are as alike as the paper assumes."""
 ARMS = (PLAIN, AUGMENTED, FILTERED, RECALLED)
 """W_V is frozen, as in Theorem 1."""
 LIMITS = (DOUBLED, WEAK)
-"""Further arms that meet Theorem 1's conditions."""
+"""Further arms with W_V frozen: twice as many C points as C+S points, and weaker memory."""
 TRAINED = (VALUES, WEAK_VALUES)
 """Arms in which W_V learns too, at W_KQ's rate."""
-LEAD, WEAK_LEAD = (0.85, 0.98), (0.3, 0.5)
+LEAD, WEAK_LEAD, FAR_LEAD = (0.85, 0.98), (0.3, 0.5), (2.5, 3.0)
 """Ranges of memory's lead over the context, in log-odds, as a share of the context's lead over chance.
 
 Proposition 1 needs at most 1 (the condition that Lemma 6 lacks). The seed draws from the range; weak memory has the
-lower one.
+lower one, `LEADING` the higher one.
 """
 RATES = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)
 """Learning rates of the single step, as multiples of eta*."""
 NOISE = 0.1
-"""Standard deviation of W_KQ's entries (and so of scores, in nats) and of the log-odds of delta_M and delta_C."""
+"""Standard deviation of W_KQ's entries (and so of scores, in nats) and of the log-odds of delta_M and delta_C.
+
+It is 0 in the worlds `EXACT` and `LEADING`.
+"""
 
 
 def make_world(settings: Mapping[str, Any], self_score: float) -> tuple[ContextModel, Points]:
-    """A pretrained model that meets Assumption 6 up to noise, and the points of all arms, drawn from the seed.
+    """A pretrained model that meets Assumptions 5 and 6 up to noise, and the points of all arms, drawn from the seed.
 
     All arms of one seed share the model, except that weak memory has another delta_M.
     """
@@ -74,13 +81,15 @@ def make_world(settings: Mapping[str, Any], self_score: float) -> tuple[ContextM
     o_c, o_r_share = between(0.5, 1.5), between(0.2, 1)
     chance = math.log(vocabulary.answers - 1 + (math.exp(o_r_share * o_c) + vocabulary.subjects) / math.exp(o_c))
     delta_M, lead, weak_lead = between(0.93, 0.96), between(*LEAD), between(*WEAK_LEAD)
+    lead = between(*FAR_LEAD) if settings["arm"] == LEADING else lead
+    spread = 0.0 if settings["arm"] in (EXACT, LEADING) else NOISE
     memory = math.log(delta_M / (1 - delta_M))
     context_lead = (memory + chance) / (1 + lead)
     context = context_lead - chance
     if settings["arm"] in (WEAK, WEAK_VALUES):
         memory = context + weak_lead * context_lead
     deltas = [
-        torch.sigmoid(mean + NOISE * torch.randn(1, size, generator=noise, dtype=torch.float64))
+        torch.sigmoid(mean + spread * torch.randn(1, size, generator=noise, dtype=torch.float64))
         for mean, size in ((memory, len(points)), (context, vocabulary.answers))
     ]
     levels = (torch.tensor([level], dtype=torch.float64) for level in (o_c, o_r_share * o_c))
@@ -91,7 +100,7 @@ def make_world(settings: Mapping[str, Any], self_score: float) -> tuple[ContextM
         stored_values(vocabulary, points, Scalars(deltas[0], deltas[1], *levels)),
         self_score=self_score,
     )
-    W_KQ = NOISE * torch.randn(model.W_KQ.shape, generator=noise, dtype=torch.float64)
+    W_KQ = spread * torch.randn(model.W_KQ.shape, generator=noise, dtype=torch.float64)
     return replace(model, W_KQ=W_KQ), points
 
 
@@ -122,10 +131,12 @@ def run_proposition_1(settings: Mapping[str, Any]) -> dict[str, Any]:
     `test`, `C` and `C+S` are the mean attention on the context; `theta_S` and `theta_C` are the parts of -grad by W_KQ;
     `balance` is the pull on contexts after one step at `RATES` times `eta_star`; `leap` is the mean M_C of conflicts
     before, after one and after two steps at the largest of these rates. All three are null if there is no eta*. `M_C`
-    is the mean before training.
+    is the mean before training. `phases` are theta_S's and theta_C's parts of Proposition 1, at t = 0 and t = 1, and
+    `assumptions` says which of the paper's hold.
     """
     model, points = make_world(settings, self_score=-math.inf)
     tests, trained = points.of(CONFLICT), training_points(points, PLAIN)
+    outcome = proposition_1(model, trained)
 
     def observe(now: ContextModel) -> dict[str, Tensor]:
         on_subjects, on_contexts = shared_pull(now, trained)
@@ -140,10 +151,23 @@ def run_proposition_1(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "steps": list(path.steps),
         "M_C": float(context_share(model, tests).mean()),
+        "phases": [[outcome.measured[f"{name} at t = {t}"] for name in ("theta_S", "theta_C")] for t in (0, 1)],
+        "assumptions": _assumptions(model, trained),
         "eta_star": star if math.isfinite(star) else None,
         "balance": [_balance(model, trained, multiple * star) for multiple in RATES] if leaps else None,
         "leap": _leap(model, trained, tests, RATES[-1] * star) if leaps else None,
         **{name: _listed(values) for name, values in path.values.items()},
+    }
+
+
+def _assumptions(model: ContextModel, trained: Points) -> dict[str, bool]:
+    """Whether each of the paper's assumptions about Proposition 1 holds, as printed."""
+    c = read_constants(model, trained)
+    proven = {name: met for name, met in setting(model, trained).items() if name not in (PREDICTIVE, STRONGER)}
+    return proven | {
+        MORE_CRITICAL: c.critical >= c.overlapping,
+        "Definition 2: delta_C > 3 / (K_A - 1)": c.delta_C > 3 / (model.vocabulary.answers - 1),
+        "Definition 3: delta_M > 2 delta_C": c.delta_M > 2 * c.delta_C,
     }
 
 

@@ -19,7 +19,7 @@ from attnbalance.papers.figure import (
     by_seed,
 )
 from attnbalance.papers.sources import Sources
-from attnbalance.papers.xu_chen_setting import SIZES, setting_of
+from attnbalance.papers.xu_chen_setting import SIZES, UNNAMED, setting_of
 from attnbalance.statistics.intervals import Interval, seed_interval
 
 MODELS = ("one-layer", "GPT-2")
@@ -185,7 +185,7 @@ def steps_claims(results: Sequence[CellResult]) -> list[Claim]:
             place="Appendix D" if label == "one-layer, full" else "",
             least=LEAST,
             printed="may decrease" if label == "one-layer, full" else "",
-            setting=setting_of(results, label.partition(",")[0]),
+            setting=(*setting_of(results, label.partition(",")[0]), UNNAMED),
         )
         for label, by_rank in curves.items()
     ]

@@ -84,6 +84,9 @@ SIZES: dict[str, dict[str, Any]] = {
 """
 
 
+UNNAMED = Condition("the model and the sizes of Appendix D", "not named in the text we used", met=False)
+
+
 def gpt2_condition(settings: Mapping[str, Any]) -> Condition:
     """Whether a GPT-2 has the paper's layers and heads. Its printed width, 786, is no multiple of 12; 768 is taken."""
     layers, heads = settings["layers"], settings["heads"]

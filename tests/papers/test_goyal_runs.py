@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from attnbalance.papers.goyal import SCALES
 from attnbalance.papers.goyal_runs import (
     AUGMENTED,
     DOUBLED,
+    EXACT,
+    FAR_LEAD,
     FILTERED,
     LEAD,
+    LEADING,
     PLAIN,
     RECALLED,
     VALUES,
@@ -87,6 +91,39 @@ def test_attention_and_pulls_are_what_the_naive_model_has_after_a_step_of_its_gr
             attention = [float(dense_attention(model, model.W_KQ[0], c, s)[1][0]) for c, s in pairs]
             assert values[name][step] == pytest.approx(sum(attention) / len(attention), abs=1e-10)
         model = replace(model, W_KQ=model.W_KQ + settings["learning_rate"] * dense_descent(model, trained)[1])
+    assert values["phases"][0] == [values["theta_S"][0], values["theta_C"][0]]
+
+
+def test_one_step_of_1_01_eta_star_turns_the_pulls_of_the_naive_model_round() -> None:
+    settings: dict[str, Any] = {**TINY, "arm": EXACT}
+    values = run_proposition_1(settings)
+    model, points = make_world(settings, -math.inf)
+    trained = training_points(points, PLAIN)
+    moved = model.W_KQ + 1.01 * values["eta_star"] * dense_descent(model, trained)[1]
+    assert values["phases"][1] == pytest.approx(dense_pulls(replace(model, W_KQ=moved), trained), abs=1e-10)
+    assert values["phases"][1][0] > 0 > values["phases"][1][1]
+
+
+@pytest.mark.parametrize(("arm", "lead"), [(EXACT, LEAD), (LEADING, FAR_LEAD)])
+def test_without_noise_values_are_alike_and_memory_leads_as_it_should(arm: str, lead: tuple[float, float]) -> None:
+    model, points = make_world(TINY | {"arm": arm}, -math.inf)
+    known, values = points.of(OVERLAPPING), model.values[0]
+    memory, context = values[known.stored, known.subject], values[known.context, known.context]
+    ahead = (memory - context) / (context - values[known.context[0], known.context[1]])
+    assert float(ahead.max() - ahead.min()) < 1e-9
+    # the lead over chance counts all answers and tokens, not one other answer; with few answers the two differ somewhat
+    assert lead[0] - 0.2 < float(ahead[0]) < lead[1] + 0.2
+    assert float(model.W_KQ.abs().max()) == 0
+
+
+def test_where_memory_leads_by_far_the_first_phase_is_reversed_though_all_printed_conditions_hold() -> None:
+    settings = {**SCALES["small"], "arm": LEADING, "seed": 1, "steps": 1}
+    values = run_proposition_1(settings)
+    model, points = make_world(settings, -math.inf)
+    assert values["phases"][0] == pytest.approx(dense_pulls(model, training_points(points, PLAIN)), abs=1e-10)
+    assert values["phases"][0][0] > 0 > values["phases"][0][1]
+    assert all(values["assumptions"].values())
+    assert len(values["assumptions"]) == 8
 
 
 @pytest.mark.parametrize(("arm", "leads"), [(PLAIN, LEAD), (WEAK, WEAK_LEAD)])
