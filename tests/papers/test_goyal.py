@@ -155,5 +155,3 @@ def test_proposition_1_is_judged_where_all_is_as_printed(results: Mapping[str, l
         failed = {name[:12] for name, met in result.values["assumptions"].items() if not met}
         expected = {"Assumption 5", "Assumption 6"} if result.settings["arm"] == PLAIN else set()
         assert failed & {"Assumption 5", "Assumption 6"} == expected
-            {"Assumption 5", "Assumption 6"} if result.settings["arm"] == PLAIN else set()
-        )
