@@ -45,7 +45,6 @@ def _adapters(fields: Mapping[str, Any]) -> dict[str, Any]:
 REPLAY = Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)})
 
 REPLAY_KL = replace(REPLAY, settings={"objective": f"ce + kl({BEST})"})
-REPLAY_KL_MLP = replace(REPLAY, settings={"objective": f"ce + kl({BEST})", "train": "mlp"})
 
 ROWS = {
     "plain": Row(),
@@ -55,7 +54,6 @@ ROWS = {
     "replay-tenth": Row(replay=0.1, times={"steps": 1 / 0.9}),
     "plain-as-long": Row(times={"steps": 1 / (1 - SHARE)}),
     "replay-kl": REPLAY_KL,
-    "replay-kl-mlp": REPLAY_KL_MLP,
     "ce-kl": Row({"objective": f"ce + kl({BEST})"}),
     "kl": Row({"objective": f"kl({BEST})"}),
     "kl-few-shot": Row({"objective": f"kl({FEW_SHOT})"}),
@@ -78,7 +76,6 @@ ROWS = {
     "replay-0.7": replace(REPLAY, of="replay", scaled={"": 0.7}),
     "replay-mlp-0.7": replace(REPLAY, settings={"train": "mlp"}, of="replay-mlp", scaled={"": 0.7}),
     "replay-kl-0.7": replace(REPLAY_KL, of="replay-kl", scaled={"": 0.7}),
-    "replay-kl-mlp-0.7": replace(REPLAY_KL_MLP, of="replay-kl-mlp", scaled={"": 0.7}),
     "base-question": Row(form="question"),
     "base-few-shot": Row(form=FEW_SHOT),
     "base-few-shot-statement": Row(form=FEW_SHOT_STATEMENT),

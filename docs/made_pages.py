@@ -62,10 +62,6 @@ OWN_FACTS = {
     ("own-facts-3e-4", "replay-0.7"): "replay, 3e-4, adapter times 0.7",
     ("own-facts-3e-4", "replay-mlp"): "replay, 3e-4, MLPs alone",
     ("own-facts-3e-4", "replay-mlp-0.7"): "replay, 3e-4, MLPs alone, adapter times 0.7",
-    ("own-facts-3e-4", "replay-kl"): "`recommended` with replay, 3e-4",
-    ("own-facts-3e-4", "replay-kl-0.7"): "`recommended` with replay, 3e-4, adapter times 0.7",
-    ("own-facts-3e-4", "replay-kl-mlp"): "`recommended` with replay, 3e-4, MLPs alone",
-    ("own-facts-3e-4", "replay-kl-mlp-0.7"): "`recommended` with replay, 3e-4, MLPs alone, adapter times 0.7",
 }
 LABELS = {
     "no training: statement": "no training, asked by statement",

@@ -249,7 +249,7 @@ def finetune(
         print(about)
     unit = "loss {:.3f} nats a token" if objective == "ce" else "objective {:.3f}"
     say_best(done, out, unit)
-    if (count := len(parts.validation)) < FEWEST and len(done.validation_loss) > 1:
+    if "validation" in apart and (count := len(parts.validation)) < FEWEST and len(done.validation_loss) > 1:
         chosen_by = f"{count} fact{'s' * (count != 1)}"
         print(f"It was chosen by {chosen_by}, too few to tell checkpoints apart; add facts, or raise --validation.")
     models = f"base={done.base}", f"finetuned={name}"

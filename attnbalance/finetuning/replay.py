@@ -30,6 +30,9 @@ GENERATED = "generated"
 ASKED_FOR_EACH = 4
 """Facts that `replay` asks for each one that it adds: a model may know a quarter of them."""
 
+ASKED_AT_LEAST = 500
+"""Facts that `replay` asks at least: of a few facts of many relations no few-shot form can be asked."""
+
 
 @expects(model=HookedModel, split=Split, facts=(FactSet, NoneType))
 def replay(
@@ -45,8 +48,9 @@ def replay(
 ) -> tuple[Split, str]:
     """A split that also trains on facts that the model knows, and a sentence that says what was asked and found.
 
-    The model is asked `ASKED_FOR_EACH` times as many facts as the share needs, or all facts if there are fewer. The
-    arguments are those of `with_replay` and `known_facts`, which do this in two steps and raise the errors.
+    The model is asked `ASKED_FOR_EACH` times as many facts as the share needs, at least `ASKED_AT_LEAST`, or all facts
+    if there are fewer. The arguments are those of `with_replay` and `known_facts`, which do this in two steps and raise
+    the errors.
 
     Without `facts` the model generates them (see `generated_facts`, which raises the errors). They may be about
     held-out subjects: this is not a leak, since held-out facts that the model happens to generate are part of what it
@@ -62,7 +66,7 @@ def replay(
             f"Replay: {len(made)} facts that the model generated are added ({wanted} were wanted), "
             f"{replayed_heldout(mixed)} of them about held-out subjects."
         )
-    others = beside(split, facts).sample(ASKED_FOR_EACH * wanted, seed)
+    others = beside(split, facts).sample(max(ASKED_FOR_EACH * wanted, ASKED_AT_LEAST), seed)
     known = known_facts(model, others, **settings, progress=progress)
     mixed = with_replay(split, known, share, seed=seed)
     added = f"{len(mixed.replay)} are added" + (f" ({wanted} were wanted)" if len(mixed.replay) < wanted else "")
@@ -112,7 +116,10 @@ def known_facts(
             known |= {id(fact) for fact, hit in zip(own, hits, strict=True) if hit}
             bar.update(len(own))
     if not known:
-        raise DataError(f"the model completes none of the {len(facts)} facts; there is nothing to replay")
+        raise DataError(
+            f"the model completes none of the {len(facts)} facts; replay facts of relations that it knows "
+            "(`attnbalance knowledge` shows which)"
+        )
     return facts.where(lambda fact: id(fact) in known)
 
 

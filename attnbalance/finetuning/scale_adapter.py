@@ -57,13 +57,15 @@ def scale_adapter(adapter: str | Path, factor: float, out: str | Path) -> Path:
         factor: By how much; > 0. 1 is the adapter itself, 0 would be the base.
         out: The new folder. One that is finished with the same adapter and factor is left as it is.
 
-    Raises `ModelError` for a folder that holds no adapter, another kind than LoRA, or weights that are not a product
-    B A (DoRA's magnitudes, whole trained layers, adapters that change the base), or cannot be read; `DataError` for a
-    wrong factor, or one that makes B too large or small for its dtype; `OutputError` for a run of which a file was
-    changed, and if `out` cannot be written or holds something else.
+    Raises `ModelError` for a folder that is not there or holds no adapter, another kind than LoRA, or weights that are
+    not a product B A (DoRA's magnitudes, whole trained layers, adapters that change the base), or cannot be read;
+    `DataError` for a wrong factor, or one that makes B too large or small for its dtype; `OutputError` for a run of
+    which a file was changed, and if `out` cannot be written or holds something else.
     """
     check_rate("factor", factor)
     source, out = as_folder(adapter), as_folder(out)
+    if not source.is_dir():
+        raise ModelError(f"no folder at {source}; name the folder of a LoRA adapter")
     if not (source / "adapter_config.json").is_file():
         raise ModelError(f"expected the folder of a LoRA adapter at {source}, which holds no adapter_config.json")
     check_model(source)

@@ -37,7 +37,7 @@ def split_adapter(path: str, adapter: str | Path | None) -> tuple[str, str | Pat
         start, plus, end = path.partition("+")
         if plus and Path(start).is_dir():  # as the command line writes it
             raise ModelError(f"no model folder at {path}; to put an adapter on {start}, pass adapter={end!r}")
-        there = sorted(part.name for part in folder.parent.glob("*/")) if folder.parent.is_dir() else []
+        there = sorted(part.name for part in folder.parent.glob("[!.]*/")) if folder.parent.is_dir() else []
         raise ModelError(
             f"no model folder at {path}" + (f"; {folder.parent} holds {', '.join(there)}" if there else "")
         )

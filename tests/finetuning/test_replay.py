@@ -110,6 +110,8 @@ def test_facts_are_drawn_asked_and_added(monkeypatch: pytest.MonkeyPatch) -> Non
     model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
     monkeypatch.setattr("attnbalance.finetuning.replay.known_facts", lambda _, facts, **__: facts.where(is_even))
     new = len(split.train)
+    assert " of 96 facts of facts; " in replay(model, split, towns(NAMES), 0.5)[1]  # at least 500, or all
+    monkeypatch.setattr("attnbalance.finetuning.replay.ASKED_AT_LEAST", 1)
     mixed, text = replay(model, split, towns(NAMES), 0.5)
     asked = 4 * new
     known = int(text.split(" knows ")[1].split()[0])
