@@ -208,6 +208,7 @@ def _claims_2b(results: Sequence[CellResult]) -> list[Claim]:
 def _claims_2c(results: Sequence[CellResult]) -> list[Claim]:
     gaps = _gaps(results, "steps")
     shortest, *_, usual, longest = gaps
+    last = [result for result in results if result.settings["steps"] == longest]
     measured = "fall of the gap in accuracy"
     return [
         Claim(
@@ -216,6 +217,7 @@ def _claims_2c(results: Sequence[CellResult]) -> list[Claim]:
             minus(gaps[shortest], gaps[longest]),
             place="Figure 2(c)",
             least=LEAST,
+            setting=(_stored(last),),
         ),
         Claim(
             f"it still does after {usual:,} steps",
