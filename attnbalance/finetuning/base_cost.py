@@ -13,7 +13,7 @@ from attnbalance.data.forms import BEST, FORMS
 from attnbalance.finetuning.completion import ASKED
 from attnbalance.finetuning.examples import Example, about_facts
 from attnbalance.finetuning.labelled_logits import answer_logits
-from attnbalance.finetuning.objectives.base_model import held_to_base, is_replayed, prompts_of, without_adapters
+from attnbalance.finetuning.objectives.base_model import has_replay, held_to_base, prompts_of, without_adapters
 from attnbalance.finetuning.objectives.best_forms import TRIED
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.hooked import HookedModel
@@ -28,7 +28,7 @@ def prompts_asked(train: Sequence[Example], evaluated: Sequence[Example], object
     if BEST in objective.forms:
         prompts = {prompt.prompt_id: prompt.fact.relation for prompt in prompts_of(held)}
         count += len(FORMS) * sum(min(TRIED, own) for own in Counter(prompts.values()).values())
-    if objective.forms and not any(map(is_replayed, held)):
+    if objective.forms and not has_replay(held):
         count += len({*objective.forms, "question"}) * min(ASKED, len(facts))
     kinds = [term.kind for term in objective.terms if term.kind.make_targets is not None]
     return count + sum(len(every if kind.learns_answers else held_to_base(every, held)) for kind in kinds)

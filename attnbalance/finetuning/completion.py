@@ -11,7 +11,7 @@ from attnbalance.data.facts import Fact
 from attnbalance.data.forms import BEST, FORMS
 from attnbalance.errors import BadRowsError
 from attnbalance.finetuning.examples import Example, about_facts, examples_of
-from attnbalance.finetuning.objectives.base_model import BaseModel, is_replayed, prompts_of, without_adapters
+from attnbalance.finetuning.objectives.base_model import BaseModel, has_replay, prompts_of, without_adapters
 from attnbalance.finetuning.objectives.best_forms import chosen_forms, completions, least_share
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.models.hooked import HookedModel
@@ -46,7 +46,7 @@ def completion_rates(
         seed: Seed that draws the examples and their few shots.
     """
     different = list({id(example): example for example in about_facts(examples)}.values())
-    if not objective.forms or not different or any(map(is_replayed, different)):
+    if not objective.forms or not different or has_replay(different):
         return {}
     drawn = sorted(random.Random(seed).sample(range(len(different)), min(ASKED, len(different))))  # noqa: S311
     model = BaseModel(base, batch_size, seed, best=chosen_forms(different))

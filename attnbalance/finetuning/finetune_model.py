@@ -86,10 +86,17 @@ def finetune_model(
     if len(split.replay):
         check_replay(settings)
     validation = _with_shortcuts(validation, examples, split)
-    examples += [replace(example, targets={REPLAYED: torch.tensor(True)}) for part in replayed for example in part]
+    if replayed:
+        validation, examples = (_marked(part, replayed=False) for part in (validation, examples))
+    examples += [example for part in replayed for example in _marked(part, replayed=True)]
     data = TrainingData(_in_order(examples, split, settings), validation)
     _warn_of_unread(examples, data.train, settings)
     train_run(base, tokenizer, data, out, settings, config, _about(split), split.parts, progress=progress)
+
+
+def _marked(examples: Sequence[Example], *, replayed: bool) -> list[Example]:
+    """The examples of a run with replay, with the target that says whether they are replayed."""
+    return [replace(each, targets={**each.targets, REPLAYED: torch.tensor(replayed)}) for each in examples]
 
 
 def check_settings(settings: FinetuneSettings) -> None:

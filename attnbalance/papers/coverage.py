@@ -50,7 +50,7 @@ PRINTED = (
     Printed(GHOSAL, "Figure 7", "more attention maps", instead=BY_EYE),
     Printed(
         GHOSAL,
-        "Theorems 4.2, 4.5, 4.6, A.1 to A.11",
+        "Theorems 4.2, 4.5, 4.6, A.1, A.5, A.6, A.9 to A.11",
         "statements about one layer",
         instead="functions of `attnbalance.theory.ghosal`, tested; tutorial 06 uses them",
     ),

@@ -265,10 +265,10 @@ GOYAL_PROP1 = PaperFigure(
         "A simulation of the one-layer model with W_V frozen: about 10 C and 10 C+S points, 60 subjects and 130 to "
         "156 answers (30, 30, 170 and 300 to 360 at paper scale). The claims come first from worlds whose values and "
         "scores are as alike as the paper assumes, then, as an extension, from worlds in which they are noisy; the "
-        "panels show the noisy ones. Lemma 6 lacks a condition: where memory leads the context by more than the "
-        "context leads chance, the first phase fails, although all that is printed is met. The proposition and the "
-        "theorem are about one large step, of at least eta*, and the step after it; this figure shows these and "
-        "hundreds of small steps. theta_C and theta_S are the directions shared by all contexts and by all subjects."
+        "panels show the noisy ones. Lemma 6 lacks a condition: where memory leads the context by 2.5 to 3 times "
+        "as much as the context leads chance, the first phase is reversed, although all that is printed is met. The "
+        "proposition and the theorem are about one large step, of at least eta*, and the step after it; this figure "
+        "shows these and hundreds of small steps. theta_C and theta_S are the directions shared by all contexts and by all subjects."
     ),
     cells=_cells("goyal-prop1", WORLDS),
     run=run_proposition_1,

@@ -50,8 +50,8 @@ TRAINED = (VALUES, WEAK_VALUES)
 LEAD, WEAK_LEAD, FAR_LEAD = (0.85, 0.98), (0.3, 0.5), (2.5, 3.0)
 """Ranges of memory's lead over the context, in log-odds, as a share of the context's lead over chance.
 
-Proposition 1 needs at most 1 (the condition that Lemma 6 lacks). The seed draws from the range; weak memory has the
-lower one, `LEADING` the higher one.
+For Proposition 1 at most 1 suffices (the condition that Lemma 6 lacks). The seed draws from the range; weak memory has
+the lower one, `LEADING` the higher one.
 """
 RATES = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)
 """Learning rates of the single step, as multiples of eta*."""

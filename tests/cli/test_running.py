@@ -38,13 +38,13 @@ def test_a_dry_run_prints_what_is_left_to_do_and_makes_no_folder(tmp_path: Path)
     code, text = run_command("reproduce", "goyal-prop1", *options)
     assert code == 0, text
     assert text.splitlines()[0].startswith("| figure | cells | left |")
-    assert "| goyal-prop1 | 2 | 2 |" in text
+    assert "| goyal-prop1 | 6 | 6 |" in text
     assert not (tmp_path / "out").exists()
     code, text = run_command("--json", "reproduce", "goyal-prop1", *options)
     assert code == 0, text
     [printed] = [line for line in text.splitlines() if line.startswith("{")]
     [forecast] = json.loads(printed)["results"]["forecast"]
-    assert (forecast["figure"], forecast["left"], forecast["gpu_hours"]) == ("goyal-prop1", 2, None)
+    assert (forecast["figure"], forecast["left"], forecast["gpu_hours"]) == ("goyal-prop1", 6, None)
     code, text = run_command("reproduce", "ghosal-fig5", *options)
     assert code == 2
     assert "a pretrained language model is needed" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -142,6 +143,21 @@ def test_replay_needs_an_objective_that_learns_the_new_facts(llama_folder: Path,
     split = with_replay(split_facts(towns(NAMES[:24]), "whole"), towns(NAMES))
     with pytest.raises(DataError, match=r"objective 'kl\(statement\)' would learn nothing about the new facts; add ce"):
         finetune(llama_folder, split, tmp_path / "run", FinetuneSettings(steps=2, objective="kl"))
+
+
+def test_new_facts_are_marked_even_where_no_replayed_fact_is_read(llama_folder: Path, tmp_path: Path) -> None:
+    split = with_replay(split_facts(towns(NAMES[:24]), "whole"), towns(NAMES), 0.05)
+    settings = FinetuneSettings(steps=1, batch_size=1, objective="ce + kl(question)")
+    seeds, outcomes = range(4), set[str]()
+    for seed in seeds:  # which fact is read depends on the seed
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            try:
+                finetune(llama_folder, split, tmp_path / str(seed), replace(settings, seed=seed))
+                outcomes.add("read")
+            except DataError as error:
+                outcomes.add(str(error)[:42])
+    assert "the steps read none of the replayed facts;" in outcomes
 
 
 def test_a_curriculum_ranks_facts_of_one_source(llama_folder: Path, tmp_path: Path) -> None:

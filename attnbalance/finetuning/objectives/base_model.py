@@ -76,16 +76,17 @@ def prompts_of(examples: Sequence[Example]) -> list[Prompt]:
     return [example.prompt for example in examples if example.prompt is not None]
 
 
-def is_replayed(example: Example) -> bool:
-    """Whether an example is about a fact that is replayed."""
-    return bool(example.targets.get(REPLAYED, False))
+def has_replay(examples: Iterable[Example]) -> bool:
+    """Whether facts are replayed: then examples say of themselves whether they are."""
+    return any(REPLAYED in example.targets for example in examples)
 
 
 def held_to_base(examples: Iterable[Example], among: Iterable[Example] = ()) -> list[Example]:
-    """The examples that terms hold to the base model: the replayed ones; all, if none is, here or among others."""
+    """The examples that terms hold to the base model: the replayed ones; all, if there is no replay."""
     examples = list(examples)
-    replayed = [example for example in examples if is_replayed(example)]
-    return replayed if replayed or any(map(is_replayed, among)) else examples
+    if not has_replay((*examples, *among)):
+        return examples
+    return [example for example in examples if bool(example.targets.get(REPLAYED, False))]
 
 
 @contextmanager

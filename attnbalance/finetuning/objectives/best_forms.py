@@ -17,7 +17,7 @@ from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.finetuning.examples import IGNORED, Example, examples_of
 from attnbalance.finetuning.labelled_logits import answer_logits
-from attnbalance.finetuning.objectives.base_model import is_replayed, prompts_of
+from attnbalance.finetuning.objectives.base_model import has_replay, prompts_of
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar
 
@@ -58,7 +58,7 @@ def choose_forms(
             weak.append(f"{relation} ({rates})")
     if weak:
         remedy = "train on ce alone, or replay facts that it knows"
-        if any(map(is_replayed, examples)):
+        if has_replay(examples):
             remedy = "replay more facts of these relations, or none"
         warnings.warn(
             f"In no form does the base complete as many facts as a constant answer gets right: {', '.join(weak)}. "

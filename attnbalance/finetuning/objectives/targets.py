@@ -11,13 +11,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnbalance.data.forms import BEST
-from attnbalance.errors import DataError
+from attnbalance.errors import BadRowsError, DataError
 from attnbalance.finetuning.examples import IGNORED, POSITIONS, REPLAYED, TOKENS, Example, about_facts
 from attnbalance.finetuning.objectives.base_model import (
     BaseModel,
     check_start,
+    has_replay,
     held_to_base,
-    is_replayed,
     without_adapters,
 )
 from attnbalance.finetuning.objectives.best_forms import choose_forms, chosen_forms, form_targets
@@ -44,7 +44,8 @@ def add_targets(
     Where facts are replayed, here or among others, the base is asked these alone, since it knows them: terms compare no
     others with it. Examples that are not compared, and those about no fact, get ones as the terms' numbers.
 
-    Raises `DataError` if no example has a prompt and for relations with too few subjects for few shots,
+    Raises `DataError` if no example has a prompt for relations with too few subjects for few shots, and if no replayed
+    fact is among the examples of a run with replay;
     `BadRowsError` for labels that cannot follow another form, as they do not begin with an accepted answer,
     `ModelError` for adapters that changed the base (see `check_start`), `OutputError` if `folder` is full.
 
@@ -72,7 +73,9 @@ def add_targets(
             f"objective {objective.text!r} needs examples about facts, but none of {len(examples)} has a prompt; make "
             "them with make_examples or as_examples"
         )
-    held = held_to_base(facts, among)
+    held, replays = held_to_base(facts, among), has_replay((*facts, *among))
+    if not held and not among:
+        raise DataError("the steps read none of the replayed facts; train for more steps, or replay nothing")
     numbers: dict[int, dict[str, Tensor]] = {id(example): {} for example in examples}
     with without_adapters(base.model):
         best = chosen_forms(among)
@@ -86,12 +89,17 @@ def add_targets(
             asked = facts if term.kind.learns_answers else held
             title = f"the base's numbers for {term.key}"
             with progress_bar(title, total=len(asked), unit="fact", shown=progress and bool(asked)) as bar:
-                made = collected(_counting(make(term, asked, model), bar), folder) if asked else {}
+                try:
+                    made = collected(_counting(make(term, asked, model), bar), folder) if asked else {}
+                except BadRowsError:
+                    raise
+                except DataError as error:
+                    about = "of the replayed facts, which alone are held to the base: " if replays else ""
+                    raise DataError(f"{about}{error}") from error
             _add(numbers, asked, [made[i] for i in range(len(asked))])
     keys = tuple(term.key for term, _ in makers)
     known = [*(example.targets for example in among[:1]), *(numbers[id(each)] for each in (*facts[:1], *held[:1]))]
     like = {name: target for targets in known for name, target in targets.items() if name.startswith(keys)}
-    replays = any(map(is_replayed, (*examples, *among)))
     marked = {REPLAYED: torch.tensor(False)} if replays else {}
     return [
         replace(example, targets={**_blank(example, like), **marked, **example.targets, **numbers[id(example)]})

@@ -94,6 +94,25 @@ def test_where_facts_are_replayed_the_base_is_asked_these_alone() -> None:
         collate([*mixed, *later])  # the shapes go together
 
 
+def test_replayed_facts_that_few_shots_cannot_ask_are_named_as_such() -> None:
+    examples, objective = make_examples(TOWNS, base()[0].tokenizer), parse_objective("ce + kl(few-shot)")
+    mixed = [*map(as_replayed, examples[:3]), *examples[3:]]
+    with pytest.raises(DataError, match="of the replayed facts, which alone are held to the base: few-shot needs more"):
+        add_targets(mixed, objective, base()[0])
+
+
+def test_a_run_with_replay_whose_steps_read_no_replayed_fact_is_refused() -> None:
+    new = [replace(each, targets={REPLAYED: torch.tensor(False)}) for each in make_examples(FACTS, tiny_tokenizer())]
+    with pytest.raises(DataError, match="the steps read none of the replayed facts; train for more steps"):
+        add_targets(new, parse_objective("ce + kl"), base()[0])
+
+
+def test_blank_targets_take_no_memory() -> None:
+    examples = make_examples(FACTS, base()[0].tokenizer)
+    mixed = add_targets([as_replayed(examples[0]), *examples[1:]], parse_objective("ce + kl"), base()[0])
+    assert mixed[1].targets["kl(statement)/token"].untyped_storage().nbytes() == 4
+
+
 def test_terms_that_learn_the_answers_ask_the_base_of_new_facts_too() -> None:
     examples, objective = make_examples(FACTS, base()[0].tokenizer), parse_objective("weighted-ce(relevance)")
     expected = add_targets(examples, objective, base()[0])
