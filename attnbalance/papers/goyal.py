@@ -268,7 +268,8 @@ GOYAL_PROP1 = PaperFigure(
         "panels show the noisy ones. Lemma 6 lacks a condition: where memory leads the context by 2.5 to 3 times "
         "as much as the context leads chance, the first phase is reversed, although all that is printed is met. The "
         "proposition and the theorem are about one large step, of at least eta*, and the step after it; this figure "
-        "shows these and hundreds of small steps. theta_C and theta_S are the directions shared by all contexts and by all subjects."
+        "shows these and hundreds of small steps. theta_C and theta_S are the directions shared by all contexts and by "
+        "all subjects."
     ),
     cells=_cells("goyal-prop1", WORLDS),
     run=run_proposition_1,
