@@ -73,7 +73,7 @@ def test_claims_of_figure_2_are_the_differences_they_say() -> None:
         for steps, gap in ((500, 0.3), (2000, 0.2), (8000, 0.05))
         for seed in (0, 1)
     ]
-    whole, later = FIG2C.claims(results)  # the paper states no condition of this figure
+    whole, later = FIG2C.claims(results)  # all facts are stored in the end
     assert (whole.values, whole.scored) == (pytest.approx((0.25, 0.25)), True)
     assert whole.says == "pretraining 16 times as long narrows the gap (500 to 8,000 steps)"
     assert (later.values, later.scored) == (pytest.approx((0.15, 0.15)), False)

@@ -44,8 +44,8 @@ def add_targets(
     Where facts are replayed, here or among others, the base is asked these alone, since it knows them: terms compare no
     others with it. Examples that are not compared, and those about no fact, get ones as the terms' numbers.
 
-    Raises `DataError` if no example has a prompt for relations with too few subjects for few shots, and if no replayed
-    fact is among the examples of a run with replay;
+    Raises `DataError` if no example has a prompt, for relations with too few subjects for few shots, and if no
+    replayed fact is among the examples of a run with replay;
     `BadRowsError` for labels that cannot follow another form, as they do not begin with an accepted answer,
     `ModelError` for adapters that changed the base (see `check_start`), `OutputError` if `folder` is full.
 
