@@ -76,7 +76,7 @@ Chat = Annotated[bool, typer.Option("--chat", help="Ask through the tokenizer's 
 Tokenizer = Annotated[str | None, typer.Option(help="Folder or Hub id of the tokenizer, if not the model's.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16, ...; by default the checkpoint's.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ..., or auto to spread over all GPUs.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Prompts in a batch.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Prompts in a batch; fewer if they are long.")]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")]
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file or Hub id of a model.")]

@@ -15,6 +15,9 @@ from attnbalance.data.prompts import Prompt
 from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError, DataError
 
+MOST_TOKENS = 16_384
+"""The largest number of tokens in a batch, padding included: long prompts need memory, and no large batches."""
+
 
 @dataclass(frozen=True)
 class PromptBatch:
@@ -89,9 +92,10 @@ def batches(
 ) -> Iterator[list[int]]:
     """Indices of at most `batch_size` prompts of similar length in tokens, longest first.
 
-    Thus a batch too large for memory fails at once. Prompts of at least `alike_from` tokens share a batch only with
-    prompts of exactly their length, so that nothing is padded (see `HookedModel.alike_from`). A batch ends before it
-    would hold more than `most_padding` tokens of padding. Raises `DataError` for a batch size below 1.
+    Thus a batch too large for memory fails at once. A batch ends before it would hold more than `MOST_TOKENS` tokens,
+    unless one prompt alone has more, or more than `most_padding` tokens of padding. Prompts of at least `alike_from`
+    tokens share a batch only with prompts of exactly their length, so that nothing is padded (see
+    `HookedModel.alike_from`). Raises `DataError` for a batch size below 1.
     """
     if not isinstance(batch_size, Integral) or batch_size < 1:
         raise DataError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
@@ -99,8 +103,10 @@ def batches(
     for _, group in groupby(order, key=lambda i: lengths[i] if alike_from and lengths[i] >= alike_from else 0):
         batch, padding = list[int](), 0
         for i in group:
-            padding += lengths[batch[0]] - lengths[i] if batch else 0
-            if len(batch) == batch_size or (batch and most_padding is not None and padding > most_padding):
+            width = lengths[batch[0]] if batch else lengths[i]
+            padding += width - lengths[i]
+            padded = most_padding is not None and padding > most_padding
+            if batch and (len(batch) == batch_size or (len(batch) + 1) * width > MOST_TOKENS or padded):
                 yield batch
                 batch, padding = [], 0
             batch.append(i)

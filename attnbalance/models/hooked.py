@@ -156,7 +156,7 @@ class HookedModel:
         a batch size below 1, `BadRowsError` for prompts longer than the model's positions.
 
         encodings: the prompts' tokens under the model's own tokenizer.
-        batch_size: the largest number of prompts in a batch.
+        batch_size: the largest number of prompts in a batch; of long prompts it holds fewer (`MOST_TOKENS`).
         budgets: the number of tokens that will be generated after each prompt; by default none.
         alike: only prompts of one length share a batch, so that none is padded.
         bar: the title of a progress bar; None: no bar.

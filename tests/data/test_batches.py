@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny import tiny_prompts, tiny_tokenizer
 
-from attnbalance.data.batches import batches, check_lengths, in_order, pad
+from attnbalance.data.batches import MOST_TOKENS, batches, check_lengths, in_order, pad
 from attnbalance.data.tokens import encode
 from attnbalance.errors import BadRowsError, DataError
 
@@ -50,6 +50,21 @@ def test_a_batch_ends_before_its_padding_is_too_much(lengths: list[int], size: i
     assert max(padding) <= most
     for group, after, padded in zip(groups, groups[1:], padding, strict=False):  # the next prompt had no room
         assert len(group) == size or padded + lengths[group[0]] - lengths[after[0]] > most
+
+
+@given(st.lists(st.integers(1, 20_000), min_size=1, max_size=60), st.integers(1, 64))
+def test_a_batch_of_long_prompts_holds_fewer(lengths: list[int], size: int) -> None:
+    groups = list(batches(lengths, size))
+    assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+    for group, after in zip(groups, [*groups[1:], None], strict=True):
+        longest = max(lengths[i] for i in group)
+        assert len(group) == 1 or len(group) * longest <= MOST_TOKENS
+        assert after is None or len(group) == size or (len(group) + 1) * longest > MOST_TOKENS  # no room for the next
+
+
+def test_a_batch_may_hold_just_the_most_tokens() -> None:
+    assert [len(group) for group in batches([512] * 65, 64)] == [32, 32, 1]
+    assert [len(group) for group in batches([513] * 33, 64)] == [31, 2]
 
 
 def test_a_prompt_of_just_the_models_positions_passes_and_one_more_is_named() -> None:
