@@ -78,7 +78,7 @@ def make_step(model: PreTrainedModel, kind: str, batch: dict[str, torch.Tensor])
     def loss_of(output: CausalLMOutputWithPast, kernel: str, aim: Objective) -> torch.Tensor:
         forward = forward_pass(output, batch, kernel)
         sizes = {True: len(forward.labels), False: forward.examples}
-        return torch.stack([term.losses(forward).sum() / sizes[term.kind.by_token] for term in aim.terms]).sum()
+        return torch.stack([aim.losses(term, forward).sum() / sizes[term.kind.by_token] for term in aim.terms]).sum()
 
     def step() -> None:
         model.zero_grad(set_to_none=True)

@@ -182,6 +182,7 @@ class Trial:
                 split,
                 None if row.generated else self.protocol.facts,
                 row.replay,
+                objective=self.protocol.settings(row, self.seed).objective,
                 batch_size=self.protocol.options.ask_batch,
                 seed=self.seed,
                 progress=True,

@@ -110,8 +110,8 @@ def finetune(
         str | None,
         typer.Option(
             metavar="FACTS|generated",
-            help="Further facts: those that MODEL knows are trained on too, so that it keeps them. generated: MODEL "
-            "names the subjects itself and keeps its own answers.",
+            help="Further facts, trained on too so that MODEL keeps them: those that it knows; with kl or recommended, "
+            "any, held to what it says. generated: MODEL names the subjects itself and keeps its own answers.",
         ),
     ] = None,
     replay_share: Annotated[
@@ -221,12 +221,14 @@ def finetune(
         doing = (
             f"Letting {model} generate facts" if others is None else f"Asking {model} which facts of {replay} it knows"
         )
-        print(f"{doing}; this may take minutes", file=sys.stderr)
+        if others is None or not parse_objective(objective).keeps_answers:
+            print(f"{doing}; this may take minutes", file=sys.stderr)
         parts, about_replay = add_known(
             load_model(model, dtype=dtype),
             parts,
             others,
             SHARE if replay_share is None else replay_share,
+            objective=objective,
             template=template,
             batch_size=batch_size,
             seed=seed,

@@ -34,9 +34,9 @@ def completion_rates(
 
     The forms are those that the objective teaches from, and "question"; `CONSTANT` is added to them. An answer is
     predicted if each of its tokens is the most probable one after the right ones before it. The result is empty if the
-    objective teaches from no form, or holds replayed facts alone, which the base knows; a form whose prompts merge with
-    the answer is left out. Of `BEST` there is also the share of each relation, named with its form; of the other forms
-    that are taught from, that of each relation in which the form is weak (see `warn_of_weak_forms`).
+    objective teaches from no form, or holds replayed facts alone; a form whose prompts merge with the answer is left
+    out. Of `BEST` there is also the share of each relation, named with its form; of the other forms that are taught
+    from, that of each relation in which the form is weak (see `warn_of_weak_forms`).
 
     Args:
         examples: The training examples.

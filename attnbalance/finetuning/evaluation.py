@@ -69,8 +69,8 @@ def watch(forward: ForwardPass, objective: Objective) -> Watched:
     zeros = torch.zeros_like(right)
     general = zeros.bool() if forward.has_fact is None else ~forward.has_fact
     right = right.masked_fill(general, torch.nan)
-    by_token = [summed(term.losses(forward).float()) for term in objective.terms if term.kind.by_token]
-    by_example = [term.losses(forward).float() for term in objective.terms if not term.kind.by_token]
+    by_token = [summed(objective.losses(term, forward).float()) for term in objective.terms if term.kind.by_token]
+    by_example = [objective.losses(term, forward).float() for term in objective.terms if not term.kind.by_token]
     return Watched(
         answer_loss=summed(forward.losses()),
         tokens=tokens,

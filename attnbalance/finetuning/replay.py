@@ -1,4 +1,4 @@
-"""Replay: facts that the base knows or generates, trained on beside new ones, so that less is forgotten."""
+"""Replay: facts that are trained on beside new ones, so that less of what the base says is forgotten."""
 
 from __future__ import annotations
 
@@ -34,23 +34,25 @@ ASKED_AT_LEAST = 500
 """Facts that `replay` asks at least: of a few facts of many relations no few-shot form can be asked."""
 
 
-@expects(model=HookedModel, split=Split, facts=(FactSet, NoneType))
+@expects(model=HookedModel, split=Split, facts=(FactSet, NoneType), objective=str)
 def replay(
     model: HookedModel,
     split: Split,
     facts: FactSet | None = None,
     share: float = SHARE,
     *,
+    objective: str = "ce",
     template: str | Template = "qa",
     batch_size: int = 64,
     seed: int = 0,
     progress: bool = False,
 ) -> tuple[Split, str]:
-    """A split that also trains on facts that the model knows, and a sentence that says what was asked and found.
+    """A split that also trains on other facts, and a sentence that says what was asked and found.
 
-    The model is asked `ASKED_FOR_EACH` times as many facts as the share needs, at least `ASKED_AT_LEAST`, or all facts
-    if there are fewer. The arguments are those of `with_replay` and `known_facts`, which do this in two steps and raise
-    the errors.
+    If the objective keeps the base's answers (`kl`, `recommended`), these are any facts, known or not: they are held to
+    what the base says. Else their answers are learned, so they are facts that the model knows: it is asked
+    `ASKED_FOR_EACH` times as many as the share needs, at least `ASKED_AT_LEAST`, or all if there are fewer. The other
+    arguments are those of `with_replay` and `known_facts`, which do this in two steps and raise the errors.
 
     Without `facts` the model generates them (see `generated_facts`, which raises the errors). They may be about
     held-out subjects: this is not a leak, since held-out facts that the model happens to generate are part of what it
@@ -66,6 +68,10 @@ def replay(
             f"Replay: {len(made)} facts that the model generated are added ({wanted} were wanted), "
             f"{replayed_heldout(mixed)} of them about held-out subjects."
         )
+    if parse_objective(objective).keeps_answers:
+        mixed = with_replay(split, facts, share, seed=seed)
+        more = f" ({wanted} were wanted)" if len(mixed.replay) < wanted else ""
+        return mixed, f"Replay: {len(mixed.replay)} facts of {facts.name} are held to what the model says{more}."
     others = beside(split, facts).sample(max(ASKED_FOR_EACH * wanted, ASKED_AT_LEAST), seed)
     known = known_facts(model, others, **settings, progress=progress)
     mixed = with_replay(split, known, share, seed=seed)
@@ -123,16 +129,16 @@ def known_facts(
     return facts.where(lambda fact: id(fact) in known)
 
 
-@expects(split=Split, known=FactSet)
-def with_replay(split: Split, known: FactSet, share: float = SHARE, *, seed: int = 0) -> Split:
-    """A split that also trains on known facts, drawn so that they are a share of all its training facts.
+@expects(split=Split, facts=FactSet)
+def with_replay(split: Split, facts: FactSet, share: float = SHARE, *, seed: int = 0) -> Split:
+    """A split that also trains on other facts, drawn so that they are a share of all its training facts.
 
     Facts about a subject that the split trains, validates or tests on are left out, even if the subject is spelled in
     another case, with an article, without accents, or with other punctuation or spaces. Facts of the half that the
     split leaves out may be drawn. If there are fewer facts than the share asks for, all are taken. Raises `DataError`
     for a share outside (0, 1), and if no fact is left.
     """
-    return replace(split, replay=beside(split, known).sample(count_of(split, share), seed))
+    return replace(split, replay=beside(split, facts).sample(count_of(split, share), seed))
 
 
 def beside(split: Split, facts: FactSet) -> FactSet:
@@ -145,7 +151,7 @@ def beside(split: Split, facts: FactSet) -> FactSet:
 
 
 def count_of(split: Split, share: float) -> int:
-    """The number of known facts that are a share of all training facts; raises `DataError` outside (0, 1)."""
+    """The number of replayed facts that are a share of all training facts; raises `DataError` outside (0, 1)."""
     if not 0 < share < 1:
         raise DataError(f"the share of replay must be between 0 and 1, got {share}")
     return max(1, round(share / (1 - share) * len(split.train)))

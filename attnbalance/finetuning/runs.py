@@ -118,7 +118,7 @@ class Run:
 
     @property
     def replay(self) -> FactSet:
-        """The facts that the base knew and that were trained on as well; empty without replay."""
+        """The facts that were trained on as well, to keep what the base says of them; empty without replay."""
         return self._facts("replay")
 
     def _facts(self, part: str) -> FactSet:

@@ -40,7 +40,7 @@ class Split:
     left_out: int
     """The number of facts in none of these parts, e.g. the other half of the training facts."""
     replay: FactSet = field(default_factory=lambda: FactSet(()))
-    """Facts that the base knows or generates, trained on as well (see `replay`)."""
+    """Facts that are trained on as well, so that the model keeps what it says of them (see `replay`)."""
 
     @property
     def parts(self) -> dict[str, FactSet]:

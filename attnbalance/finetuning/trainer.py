@@ -251,7 +251,7 @@ class ObjectiveMixin(_Base):
         tokens, examples, batches = (*sizes_of(labels), 1) if of_step is None else of_step
         loss = forward.logits.new_zeros((), dtype=torch.float32)
         for term in self.objective.terms:
-            loss = loss + term.losses(forward).sum() / (tokens if term.kind.by_token else examples)
+            loss = loss + self.objective.losses(term, forward).sum() / (tokens if term.kind.by_token else examples)
         if not any(term.kind.by_token for term in self.objective.terms):
             loss = loss + forward.logits[..., :0].float().sum()  # 0: DDP waits for gradients of all outputs' sources
         if training:

@@ -125,6 +125,19 @@ def test_facts_are_drawn_asked_and_added(monkeypatch: pytest.MonkeyPatch) -> Non
     assert text == f"Replay: the model knows {known} of 16 facts of facts; {known} are added ({new} were wanted)."
 
 
+@pytest.mark.parametrize("objective", ["recommended", "0.5*kl(question) + ce"])
+def test_facts_that_are_held_to_the_base_need_not_be_known(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = split_facts(towns(NAMES[:24]), "whole", heldout=0, validation=0.15)
+    model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    monkeypatch.setattr("attnbalance.finetuning.replay.known_facts", lambda *_, **__: pytest.fail("it was asked"))
+    mixed, text = replay(model, split, towns(NAMES), 0.5, objective=objective, seed=2)
+    assert mixed == with_replay(split, towns(NAMES), 0.5, seed=2)
+    assert text == f"Replay: {len(split.train)} facts of facts are held to what the model says."
+    mixed, text = replay(model, split, towns(NAMES[20:40]), objective=objective)
+    assert {fact.subject for fact in mixed.replay} == set(NAMES[24:40])
+    assert text == "Replay: 16 facts of facts are held to what the model says (60 were wanted)."
+
+
 def is_even(fact: Fact) -> bool:
     return NAMES.index(fact.subject) % 2 == 0
 

@@ -203,10 +203,13 @@ def test_rows_about_no_fact_learn_their_labels_alone(tmp_path):
 
 @pytest.mark.parametrize("term", ["kl(question)", "row-anchor(question)", "state-anchor(question)"])
 def test_terms_that_compare_with_the_base_hold_replayed_facts_alone(term, tmp_path):
+    """And `kl` is their only teacher: `ce` learns the others' answers."""
     facts, model = make_examples(FACTS, tiny_tokenizer("bos")), lora(tiny_model("llama"))
     marked = {REPLAYED: torch.tensor(True)}
     mixed = [replace(example, targets=marked) if i % 2 else example for i, example in enumerate(facts)]
-    trainers = {text: made(tmp_path, model, text, train_dataset=mixed) for text in ("ce", f"ce + 3*{term}")}
+    learned = facts[::2] if "kl" in term else facts
+    both = made(tmp_path, model, f"ce + 3*{term}", train_dataset=mixed)
+    learning = made(tmp_path, model, "ce", train_dataset=learned)
     alone = made(tmp_path, model, term, train_dataset=facts[1::2])
     with torch.no_grad():  # away from the base
         for name, parameter in model.named_parameters():
@@ -216,11 +219,16 @@ def test_terms_that_compare_with_the_base_hold_replayed_facts_alone(term, tmp_pa
     def loss(trainer):
         return float(trainer.compute_loss(model, collate(trainer.train_dataset)).detach())
 
-    size = (lambda rows: sum(label != IGNORED for row in rows for label in row.labels)) if "kl" in term else len
+    def tokens(rows):
+        return sum(label != IGNORED for row in rows for label in row.labels)
+
+    size = tokens if "kl" in term else len
     share = size(facts[1::2]) / size(facts)
-    compared = loss(trainers[f"ce + 3*{term}"]) - loss(trainers["ce"])
     assert loss(alone) > 1e-3
-    assert compared == pytest.approx(3 * share * loss(alone), rel=1e-4)
+    expected = loss(learning) * tokens(learned) / tokens(facts) + 3 * share * loss(alone)
+    assert loss(both) == pytest.approx(expected, rel=1e-4)
+    terms = {(term.name, bool(term.kind.keeps_answers)) for term in both.objective.terms}
+    assert terms == {("ce", False), (term.split("(")[0], "kl" in term)}
 
 
 def test_rows_about_no_fact_train_in_batches_of_their_own_and_are_not_watched(tmp_path):

@@ -46,7 +46,7 @@ def choose_forms(
     """For each relation of some facts, the form in which the base completes most of them (see `rate_forms`).
 
     Warns about relations of which the base completes less in that form than a constant answer gets right (see
-    `least_share`).
+    `least_share`), unless facts are replayed: these take nothing away from what is learned.
     """
     best, weak = dict[str, str](), list[str]()
     for relation, rated in rate_forms(examples, base, batch_size, seed, progress).items():
@@ -56,13 +56,10 @@ def choose_forms(
         if completed < least_share(constant):
             rates = f"{100 * completed:.1f}% as {rated.form}, a constant answer {100 * constant:.1f}%"
             weak.append(f"{relation} ({rates})")
-    if weak:
-        remedy = "train on ce alone, or replay facts that it knows"
-        if has_replay(examples):
-            remedy = "replay more facts of these relations, or none"
+    if weak and not has_replay(examples):
         warnings.warn(
             f"In no form does the base complete as many facts as a constant answer gets right: {', '.join(weak)}. "
-            f"What it says of them is not worth keeping; {remedy}",
+            "What it says of them is not worth keeping; train on ce alone, or replay other facts",
             stacklevel=2,
         )
     return best

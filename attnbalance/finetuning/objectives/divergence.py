@@ -37,7 +37,7 @@ def divergence(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     the tokenizer splits the answer differently after FORM, tokens that spell the same characters are held to the base's
     prediction (a chat's first token lacks the space that it has after a statement), and the others are learned. The
     term holds the model to what the base says, mistakes included: facts that the base does not know are not learned.
-    Where known facts are replayed, it holds these alone.
+    Where facts are replayed, it holds these alone, and nothing else learns them.
     """
     ids, base = forward.target(f"{term.key} ids{TOKENS}"), forward.target(f"{term.key}{TOKENS}")
     return divergence_of(forward.logits, ids, base)
@@ -172,4 +172,4 @@ def _most_probable(
     return {f"{term.key} ids{TOKENS}": ids.int(), f"{term.key}{TOKENS}": values}
 
 
-KL = TermKind("kl", divergence, make_targets=make_predictions, choices=CHOICES, by_token=True)
+KL = TermKind("kl", divergence, make_targets=make_predictions, choices=CHOICES, by_token=True, keeps_answers=True)

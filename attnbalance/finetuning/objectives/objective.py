@@ -68,6 +68,8 @@ class TermKind:
     """Whether the loss is one number for each labelled token; else for each example."""
     learns_answers: bool = False
     """Whether the term learns the examples' answers, whatever the base model says."""
+    keeps_answers: bool = False
+    """Whether the term teaches what the base model answers."""
 
     @property
     def usage(self) -> str:
@@ -182,6 +184,21 @@ class Objective:
     def learns_answers(self) -> bool:
         """Whether the examples' answers are learned; else only what the base model says."""
         return any(term.kind.learns_answers for term in self.terms)
+
+    @property
+    def keeps_answers(self) -> bool:
+        """Whether a term teaches what the base model answers; then replayed facts need not be known."""
+        return any(term.kind.keeps_answers for term in self.terms)
+
+    def losses(self, term: Term, forward: ForwardPass) -> Float[Tensor, " item"]:
+        """The losses of one of the terms (see `Term.losses`), where every replayed fact has one teacher.
+
+        If a term keeps the base's answers, the terms that learn answers have no loss of replayed facts.
+        """
+        losses, replayed = term.losses(forward), forward.targets.get(REPLAYED)
+        if replayed is None or not (self.keeps_answers and term.kind.learns_answers):
+            return losses
+        return torch.where(replayed[forward.example] if term.kind.by_token else replayed, 0.0, losses)
 
     def weight(self, kind: TermKind) -> float:
         """The sum of the weights of all terms of a kind; 0 if there is none."""

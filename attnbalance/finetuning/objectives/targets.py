@@ -41,8 +41,8 @@ def add_targets(
 ) -> list[Example]:
     """The examples with all numbers of the base model that the objective's terms need; unchanged if none does.
 
-    Where facts are replayed, here or among others, the base is asked these alone, since it knows them: terms compare no
-    others with it. Examples that are not compared, and those about no fact, get ones as the terms' numbers.
+    Where facts are replayed, here or among others, the base is asked these alone: terms compare no others with it.
+    Examples that are not compared, and those about no fact, get ones as the terms' numbers.
 
     Raises `DataError` if no example has a prompt, for relations with too few subjects for few shots, and if no
     replayed fact is among the examples of a run with replay;
