@@ -44,7 +44,10 @@ def _adapters(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 REPLAY = Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)})
 
-REPLAY_KL = replace(REPLAY, settings={"objective": f"ce + kl({BEST})"})
+HELD = 2 / 3
+"""The share of facts that are held to the base; labels count twice, so that new and held facts weigh the same."""
+
+REPLAY_KL = Row({"objective": f"2*ce + kl({FEW_SHOT})"}, replay=HELD, times={"steps": 5})
 
 ROWS = {
     "plain": Row(),

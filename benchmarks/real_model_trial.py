@@ -28,6 +28,7 @@ from attnbalance.errors import DataError
 from attnbalance.files.outputs import provenance, read_saved, write_saved
 from attnbalance.files.seals import hash_file
 from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.replay import beside, replay
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split, split_facts
@@ -140,7 +141,7 @@ class Trial:
             "replay_from": None,
         }
         if row.replay and not row.generated:
-            key["replay_from"] = beside(self.split, self.protocol.facts).sha256
+            key["replay_from"] = beside(self.split, self._replayed_from(self.protocol.settings(row, self.seed))).sha256
         return json.loads(json.dumps(key))
 
     def result(self, name: str) -> dict[str, Any]:
@@ -177,12 +178,13 @@ class Trial:
         out = self.protocol.out / "runs" / f"{row.of or name}-seed-{self.seed}"
         split = self._known_only() if row.known_only else self.split
         if row.replay:
+            settings = self.protocol.settings(row, self.seed)
             split, about = replay(
                 self.protocol.base,
                 split,
-                None if row.generated else self.protocol.facts,
+                None if row.generated else self._replayed_from(settings),
                 row.replay,
-                objective=self.protocol.settings(row, self.seed).objective,
+                objective=settings.objective,
                 batch_size=self.protocol.options.ask_batch,
                 seed=self.seed,
                 progress=True,
@@ -197,6 +199,12 @@ class Trial:
         extra = {DRIFT: self._drift(model), SECONDS: step}
         about = {"trained": run.trained, "best_step": run.best_step, "validation": sorted(run.validation_loss.items())}
         return about | self._scored(self._answers(model), run.shortcuts, extra)
+
+    def _replayed_from(self, settings: FinetuneSettings) -> FactSet:
+        """The facts that a row may replay: all; if they are held to the base, none of the relations that are taught."""
+        taught = self.protocol.options.train_relations or ()
+        held = parse_objective(settings.objective).keeps_answers
+        return self.protocol.facts.where(lambda fact: not (held and fact.relation in taught))
 
     def _known_only(self) -> Split:
         """The split without the training facts that the base answers in no form."""

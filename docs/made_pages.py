@@ -38,7 +38,6 @@ METHODS = {
 RIVALS = {
     "plain": "plain (`ce`)",
     "ce-kl": "`recommended`",
-    "replay-kl": "`recommended` with `--replay`, 360 steps",
     "lwf": "`ce + 0.3*kl(question)` (learning without forgetting)",
     "dora": "plain, DoRA",
     "mlp": "plain, on the MLPs alone",

@@ -59,7 +59,7 @@ def choose_forms(
     if weak and not has_replay(examples):
         warnings.warn(
             f"In no form does the base complete as many facts as a constant answer gets right: {', '.join(weak)}. "
-            "What it says of them is not worth keeping; train on ce alone, or replay other facts",
+            "What it says of them is not worth keeping; train on ce alone, or replay facts that it knows",
             stacklevel=2,
         )
     return best
