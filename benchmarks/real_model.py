@@ -7,7 +7,8 @@ For each seed some subjects are held out, and facts of the less popular half of 
 training the base is asked about both, in every form. A row is a way of finetuning (see `ROWS`), or none: the base asked
 in one form, or a constant answer. A row's model is its last checkpoint; none is chosen by its loss. Rows take equally
 many steps. But "replay" takes four times as many, since three in four of its facts are known ones (of other subjects);
-so do "replay-generated", of which the base generates them, and the control "plain-as-long". Of each row:
+so do "replay-generated", of which the base generates them, and the control "plain-as-long"; "replay-kl" takes five
+times as many. Of each row:
 
     kept        of the held-out facts that the base knows (HighlyKnown), the share still answered, asked as trained
     learned     of the training facts that the base answers wrongly in every form, the share answered, asked as trained;
@@ -123,7 +124,7 @@ def estimate(protocol: Protocol, todo: Sequence[tuple[Trial, str]]) -> str:
     greedy = sum(heldout.values()) * (len(FORMS) + DRAWS - 1) + sum(trained.values()) * len(FORMS)
     greedy += sum(
         len(trial.protocol.facts) for trial, name in todo if ROWS[name].replay
-    )  # most are asked, or as many are generated
+    )  # most are asked, or as many are generated; none in rows that hold them to the base
     fits = [trial for trial, name in todo if not ROWS[name].form]
     asked = sum(2 * len(trial.heldout) + 2 * len(trial.train) for trial in fits)
     steps = sum(protocol.settings(ROWS[name], trial.seed).steps for trial, name in todo if not ROWS[name].form)

@@ -201,7 +201,7 @@ class Trial:
         return about | self._scored(self._answers(model), run.shortcuts, extra)
 
     def _replayed_from(self, settings: FinetuneSettings) -> FactSet:
-        """The facts that a row may replay: all; if they are held to the base, none of the relations that are taught."""
+        """The facts that a row may replay: all; if they are held to the base, none of --train-relations."""
         taught = self.protocol.options.train_relations or ()
         held = parse_objective(settings.objective).keeps_answers
         return self.protocol.facts.where(lambda fact: not (held and fact.relation in taught))

@@ -144,7 +144,7 @@ def finetune(
     from attnbalance.finetuning.objectives.parse import parse_objective
     from attnbalance.finetuning.ranking import RANKINGS, rank_facts
     from attnbalance.finetuning.replay import GENERATED, SHARE, check_replay
-    from attnbalance.finetuning.replay import replay as add_known
+    from attnbalance.finetuning.replay import replay as add_replay
     from attnbalance.finetuning.runs import FACTS
     from attnbalance.finetuning.settings import FinetuneSettings
     from attnbalance.finetuning.splits import split_facts
@@ -223,7 +223,7 @@ def finetune(
         )
         if others is None or not parse_objective(objective).keeps_answers:
             print(f"{doing}; this may take minutes", file=sys.stderr)
-        parts, about_replay = add_known(
+        parts, about_replay = add_replay(
             load_model(model, dtype=dtype),
             parts,
             others,

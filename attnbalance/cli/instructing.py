@@ -49,7 +49,7 @@ def context_critical(
     data: Data,
     out: Out,
     share: Annotated[float, typer.Option(help="The share of instructions to keep, > 0 and < 1.")] = 0.75,
-    batch_size: Annotated[int, typer.Option(min=1, help="Instructions in a forward pass.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Instructions in a forward pass; fewer if long.")] = 8,
     dtype: Dtype = None,
     device: Device = None,
 ) -> None:

@@ -49,10 +49,11 @@ def replay(
 ) -> tuple[Split, str]:
     """A split that also trains on other facts, and a sentence that says what was asked and found.
 
-    If the objective keeps the base's answers (`kl`, `recommended`), these are any facts, known or not: they are held to
-    what the base says. Else their answers are learned, so they are facts that the model knows: it is asked
-    `ASKED_FOR_EACH` times as many as the share needs, at least `ASKED_AT_LEAST`, or all if there are fewer. The other
-    arguments are those of `with_replay` and `known_facts`, which do this in two steps and raise the errors.
+    If the objective, the one that will be trained on, keeps the base's answers (`kl`, `recommended`), these are any
+    facts, known or not: they are held to what the base says. Else their answers are learned, so they are facts that the
+    model knows: it is asked `ASKED_FOR_EACH` times as many as the share needs, at least `ASKED_AT_LEAST`, or all if
+    there are fewer. The other arguments are those of `with_replay` and `known_facts`, which do this in two steps and
+    raise the errors.
 
     Without `facts` the model generates them (see `generated_facts`, which raises the errors). They may be about
     held-out subjects: this is not a leak, since held-out facts that the model happens to generate are part of what it

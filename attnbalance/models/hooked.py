@@ -152,8 +152,9 @@ class HookedModel:
     ) -> Iterator[tuple[list[int], PromptBatch]]:
         """The prompts in padded batches that the model can read, each with its prompts' indices, longest first.
 
-        A prompt's length includes the tokens that will be generated after it. Raises `DataError` for no prompts and for
-        a batch size below 1, `BadRowsError` for prompts longer than the model's positions.
+        A prompt's length includes the tokens that will be generated after it, but not for `MOST_TOKENS`. Raises
+        `DataError` for no prompts and for a batch size below 1, `BadRowsError` for prompts longer than the model's
+        positions.
 
         encodings: the prompts' tokens under the model's own tokenizer.
         batch_size: the largest number of prompts in a batch; of long prompts it holds fewer (`MOST_TOKENS`).

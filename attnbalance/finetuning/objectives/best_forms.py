@@ -17,7 +17,7 @@ from attnbalance.data.prompts import Prompt
 from attnbalance.errors import BadRowsError, DataError
 from attnbalance.finetuning.examples import IGNORED, Example, examples_of
 from attnbalance.finetuning.labelled_logits import answer_logits
-from attnbalance.finetuning.objectives.base_model import has_replay, prompts_of
+from attnbalance.finetuning.objectives.base_model import prompts_of
 from attnbalance.models.hooked import HookedModel
 from attnbalance.progress import progress_bar
 
@@ -41,12 +41,18 @@ class Rated:
 
 
 def choose_forms(
-    examples: Sequence[Example], base: HookedModel, batch_size: int, seed: int, progress: bool = False
+    examples: Sequence[Example],
+    base: HookedModel,
+    batch_size: int,
+    seed: int,
+    progress: bool = False,
+    *,
+    warned: bool = True,
 ) -> dict[str, str]:
     """For each relation of some facts, the form in which the base completes most of them (see `rate_forms`).
 
-    Warns about relations of which the base completes less in that form than a constant answer gets right (see
-    `least_share`), unless facts are replayed: these take nothing away from what is learned.
+    If `warned`, warns about relations of which the base completes less in that form than a constant answer gets right
+    (see `least_share`).
     """
     best, weak = dict[str, str](), list[str]()
     for relation, rated in rate_forms(examples, base, batch_size, seed, progress).items():
@@ -56,7 +62,7 @@ def choose_forms(
         if completed < least_share(constant):
             rates = f"{100 * completed:.1f}% as {rated.form}, a constant answer {100 * constant:.1f}%"
             weak.append(f"{relation} ({rates})")
-    if weak and not has_replay(examples):
+    if weak and warned:
         warnings.warn(
             f"In no form does the base complete as many facts as a constant answer gets right: {', '.join(weak)}. "
             "What it says of them is not worth keeping; train on ce alone, or replay facts that it knows",

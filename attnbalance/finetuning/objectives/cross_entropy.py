@@ -27,8 +27,8 @@ EQUAL = 1e-5
 def cross_entropy(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     """`ce`: negative log-likelihood of the answer, nats a token; ordinary finetuning.
 
-    It treats all facts alike, whether the model knows them or not. On unknown facts, attention to the subject does not
-    lower the loss and is unlearned (Ghosal et al. 2024, section 4).
+    It treats all facts alike, whether the model knows them or not (of replayed ones see `Objective.losses`). On unknown
+    facts, attention to the subject does not lower the loss and is unlearned (Ghosal et al. 2024, section 4).
     """
     return forward.losses()
 

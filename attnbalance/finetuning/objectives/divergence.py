@@ -37,7 +37,7 @@ def divergence(forward: ForwardPass, term: Term) -> Float[Tensor, " token"]:
     the tokenizer splits the answer differently after FORM, tokens that spell the same characters are held to the base's
     prediction (a chat's first token lacks the space that it has after a statement), and the others are learned. The
     term holds the model to what the base says, mistakes included: facts that the base does not know are not learned.
-    Where facts are replayed, it holds these alone, and nothing else learns them.
+    Where facts are replayed, it holds these alone, and `ce` does not learn them.
     """
     ids, base = forward.target(f"{term.key} ids{TOKENS}"), forward.target(f"{term.key}{TOKENS}")
     return divergence_of(forward.logits, ids, base)

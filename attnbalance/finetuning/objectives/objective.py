@@ -123,7 +123,8 @@ class Term:
         """The weighted loss of each labelled token or example; 0 for a term that changes gradients.
 
         Of an example about no fact, only terms that learn answers have a loss. Where facts are replayed, a term that
-        compares with the base model holds these alone: the others are new to it.
+        compares with the base model holds these alone: the others are new to it. The loss that an objective takes of
+        the term is that of `Objective.losses`.
         """
         if self.kind.loss is None:
             return forward.logits.new_zeros(forward.examples)
@@ -198,7 +199,7 @@ class Objective:
         losses, replayed = term.losses(forward), forward.targets.get(REPLAYED)
         if replayed is None or not (self.keeps_answers and term.kind.learns_answers):
             return losses
-        return torch.where(replayed[forward.example] if term.kind.by_token else replayed, 0.0, losses)
+        return torch.where(replayed[forward.example], 0.0, losses)  # these terms are by token
 
     def weight(self, kind: TermKind) -> float:
         """The sum of the weights of all terms of a kind; 0 if there is none."""

@@ -82,7 +82,8 @@ def add_targets(
         if BEST in objective.forms and among and not best:
             raise DataError("`among` must have the targets that add_targets gave the training examples")
         if BEST in objective.forms and not among:
-            best = choose_forms(held, base, batch_size, seed, progress)
+            needed = not (replays and objective.keeps_answers)  # else what the base says takes no label's place
+            best = choose_forms(held, base, batch_size, seed, progress, warned=needed)
             _add(numbers, held, form_targets(held, best))
         model = BaseModel(base, batch_size, seed, among, best)
         for term, make in makers:
