@@ -62,6 +62,13 @@ OWN_FACTS = {
     ("own-facts-3e-4", "replay-mlp"): "replay, 3e-4, MLPs alone",
     ("own-facts-3e-4", "replay-mlp-0.7"): "replay, 3e-4, MLPs alone, adapter times 0.7",
 }
+OWN_HELD = {
+    ("own-facts", "constant"): "constant answer",
+    ("own-facts-3e-4", "replay"): "replay of known facts",
+    ("own-facts-3e-4", "replay-0.7"): "the same, adapter times 0.7",
+    ("own-facts-3e-4", "replay-kl"): "`2*ce + kl(few-shot)` with replay of any facts",
+    ("own-facts-3e-4", "replay-kl-0.7"): "the same, adapter times 0.7",
+}
 LABELS = {
     "no training: statement": "no training, asked by statement",
     "no training: question": "no training, asked by question",
@@ -81,7 +88,7 @@ REPLAY = {
     "recommended": "`recommended`, 120 steps",
     "anchored": "anchored, 120 steps, LoRA",
     "replay-known": "replay of known facts, 960 steps",
-    "replay-recommended": "`recommended` with replay of known facts, 960 steps",
+    "replay-recommended": "`recommended` with replay of any facts, 960 steps",
     "replay-generated": "replay of generated facts, 960 steps",
     "replay-generated-more": "the same, `--replay-share 0.85`",
 }
@@ -132,6 +139,7 @@ def make_all() -> None:
         "other-relations": intervals_table("other-relations", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
         "own-facts": intervals_table("own-facts", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
         "own-facts-rates": counts_table(OWN_FACTS, (0, 1, 2)),
+        "own-facts-held": counts_table(OWN_HELD, (2,)),
         "labels-synthetic": study_table("labels", "synthetic", "bottom", LABELS),
         "labels-popqa": study_table("labels", "popqa", "bottom", LABELS),
         "league-synthetic": study_table("league", "synthetic", "top", LEAGUE),

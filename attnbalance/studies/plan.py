@@ -29,8 +29,8 @@ LONGEST_NAME = 100
 """Bytes of a name that becomes a folder's; file systems take 255, some of which a suffix takes."""
 
 REPLAYS = ("none", "known", "generated")
-"""What is trained on beside a split's facts: nothing, other facts of the world that the base knows, or facts that the
-base generates."""
+"""What is trained on beside a split's facts: nothing, other facts of the world that the base knows (any, if the
+objective keeps what it says of them), or facts that the base generates."""
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Rate = Annotated[float, Field(gt=0)]

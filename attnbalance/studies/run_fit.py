@@ -74,10 +74,10 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
 def _with_replay(split: Split, variant: Variant, prepared: PreparedWorld, progress: bool) -> Split:
     from attnbalance.models.load import load_model
 
-    template = variant.settings.template
+    objective, template = variant.settings.objective, variant.settings.template
     facts = None if variant.replay == GENERATED else prepared.facts
     base = load_model(prepared.base, dtype=prepared.dtype)
-    settings = {"template": template, "seed": prepared.seed, "progress": progress}
+    settings = {"objective": objective, "template": template, "seed": prepared.seed, "progress": progress}
     return replay(base, split, facts, _replay_share(variant), **settings)[0]
 
 

@@ -52,21 +52,25 @@ def test_a_method_may_replay_what_the_base_knows_of_the_world_or_generates(
 ) -> None:
     out, more, given = tmp_path / "out", tmp_path / "more.yaml", list[tuple[Any, ...]]()
     shutil.copytree(done, out)
-    methods = "methods:\n  known: {replay: known, replay_share: 0.5}\n  own: {replay: generated, template: plain}"
+    methods = (
+        "methods:\n  known: {replay: known, replay_share: 0.5, objective: ce + kl(question)}\n"
+        "  own: {replay: generated, template: plain}"
+    )
     more.write_text(
         config.read_text().replace("methods:", methods).replace("[0, 1]", "[0]").replace("[top, bottom]", "[top]")
     )
     made = FactSet((Fact("Made", "hometown", ("up",)),))
 
     def replay(model: HookedModel, split: Split, facts: FactSet | None, share: float, **settings: Any) -> Any:
-        given.append((facts and len(facts), model.name, share, settings["template"], settings["seed"]))
+        own = (settings[name] for name in ("objective", "template", "seed"))
+        given.append((facts and len(facts), model.name, share, *own))
         return dataclasses.replace(split, replay=made), "Replay."
 
     monkeypatch.setattr("attnbalance.studies.run_fit.replay", replay)
     table = study(more, out)
     base = str(out / "bases" / "tiny-0")
     world = synthetic_facts(0, subjects=30, answers=3)
-    assert given == [(len(world), base, 0.5, "qa", 0), (None, base, SHARE, "plain", 0)]
+    assert given == [(len(world), base, 0.5, "ce + kl(question)", "qa", 0), (None, base, SHARE, "ce", "plain", 0)]
     for name in ("known", "own"):
         folder = out / "fits/tiny/seed-0/top" / name
         assert list(load_run(folder / "run-0").replay) == list(made)
