@@ -53,6 +53,7 @@ def test_the_second_of_two_processes_works_only_while_the_first_holds_the_folder
 import sys, time
 from contextlib import contextmanager
 from pathlib import Path
+import torch
 from attnbalance.errors import BadRowsError, DataError, DivergenceError, ModelError
 from attnbalance.files.processes import by_main_process, from_main_process, held_together, processes
 
@@ -85,6 +86,7 @@ for error, kind in ((BadRowsError("bad", [(0, "x")], 1, "mend it"), DataError), 
     else:
         raise AssertionError(f"{rank} did not raise")
 assert not (folder / "held").exists() and (folder / "by 0").exists() and not (folder / "by 1").exists()
+torch.distributed.destroy_process_group()  # else gloo's threads may abort the process while it ends
 """
     )
     run_in_two_processes(script, tmp_path)
