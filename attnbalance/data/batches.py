@@ -16,7 +16,7 @@ from attnbalance.data.tokens import Encoding
 from attnbalance.errors import BadRowsError, DataError
 
 MOST_TOKENS = 16_384
-"""The largest number of tokens in a batch, padding included: long prompts need memory, and no large batches."""
+"""The largest number of tokens in a batch, padding included: long prompts need much memory, but no large batches."""
 
 
 @dataclass(frozen=True)
