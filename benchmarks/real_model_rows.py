@@ -45,9 +45,9 @@ def _adapters(fields: Mapping[str, Any]) -> dict[str, Any]:
 REPLAY = Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)})
 
 HELD = 2 / 3
-"""The share of facts that are held to the base; labels count twice, so that new and held facts weigh the same."""
+"""The share of facts that are held to the base."""
 
-REPLAY_KL = Row({"objective": f"2*ce + kl({FEW_SHOT})"}, replay=HELD, times={"steps": 5})
+REPLAY_KL = Row({"objective": f"ce + kl({BEST})"}, replay=HELD, times={"steps": 5})
 
 ROWS = {
     "plain": Row(),

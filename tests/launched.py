@@ -1,9 +1,10 @@
-"""A small training in processes: `launched.py OUT OBJECTIVE [fsdp|watch|evaluated]` writes its weights to OUT."""
+"""A small training in processes: `launched.py OUT OBJECTIVE [fsdp|watch|evaluated|replay]` writes the weights."""
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainingArguments
 
 from attnbalance.data.facts import FactSet
-from attnbalance.finetuning.examples import make_examples
+from attnbalance.finetuning.examples import REPLAYED, Example, make_examples
 from attnbalance.finetuning.trainer import ObjectiveTrainer
 from attnbalance.finetuning.watch import Watch
 
@@ -30,12 +31,19 @@ def leave_together() -> None:
     os._exit(0)  # threads of gloo that wait for the other process may never end
 
 
+def third_replayed(data: list[Example]) -> list[Example]:
+    """Every third example is marked as a replayed fact."""
+    return [replace(row, targets={REPLAYED: torch.tensor(i % 3 == 0)}) for i, row in enumerate(data)]
+
+
 def main(out: str, objective: str, kind: str = "") -> None:
     """Three steps of plain gradient descent on batches of eight examples over all processes."""
     torch.set_num_threads(1)
     tokenizer = tiny_tokenizer("bos")
     examples = make_examples(FACTS, tokenizer)
     data = [examples[i % len(examples)] for i in range(STEPS * BATCH)]
+    if kind == "replay":
+        data = third_replayed(data)
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     sharded = {"fsdp": "full_shard", "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True}}
     arguments = TrainingArguments(

@@ -29,7 +29,7 @@ from attnbalance.finetuning.example_sets import (
     describe_items,
     rows_collator,
 )
-from attnbalance.finetuning.examples import EXTRA, QUERY, about_facts, collate, sizes_of
+from attnbalance.finetuning.examples import EXTRA, QUERY, about_facts, collate
 from attnbalance.finetuning.labelled_logits import only_labelled
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass, forward_pass
 from attnbalance.finetuning.objectives.gradients import GradientRules
@@ -73,12 +73,12 @@ class ObjectiveMixin(_Base):
     weights have been trained, the base is gone. So pass all data to be evaluated as `eval_dataset`, several sets as a
     dict.
 
-    Losses are correct under gradient accumulation and several processes (DDP, FSDP2): they are divided by the tokens or
-    examples of the whole accumulated batch. The balancing loss of a mixture of experts is added if the model asks for
-    it (`output_router_logits`), as its own forward pass does: a mean over each batch, averaged over the batches of a
-    step ("ce" alone, which is transformers' own loss, sums it over them). Evaluations log the names of `training_log`,
-    unless `compute_metrics` is passed. Settings that would change the loss or the batches, but are not implemented
-    here, are refused (see `trainer_checks`).
+    Losses are correct under gradient accumulation and several processes (DDP, FSDP2): each term is a mean over the
+    tokens or examples of the whole accumulated batch that it teaches (see `Objective.losses`). The balancing loss of a
+    mixture of experts is added if the model asks for it (`output_router_logits`), as its own forward pass does: a mean
+    over each batch, averaged over the batches of a step ("ce" alone, which is transformers' own loss, sums it over
+    them). Evaluations log the names of `training_log`, unless `compute_metrics` is passed. Settings that would change
+    the loss or the batches, but are not implemented here, are refused (see `trainer_checks`).
 
     Raises `DataError` for data that the objective cannot use. Raises `ModelError` if nothing that is trained moves the
     rows that an objective needs (as with reentrant checkpointing), for ways of training that would do only part of what
@@ -105,7 +105,7 @@ class ObjectiveMixin(_Base):
             setattr(self, name, data)
         self.objective = objective if isinstance(objective, Objective) else parse_objective(objective)
         self._frozen = frozen or FrozenWeights({})
-        self._sizes_of_step: tuple[float, float, int] | None = None
+        self._sizes_of_step: tuple[list[float], float, int] | None = None
         self._hooked: HookedModel | None = None
         self._targets: BaseTargets | None = None
         self.base_completes, self._router = dict[str, float](), 0.0
@@ -187,14 +187,13 @@ class ObjectiveMixin(_Base):
     def get_batch_samples(
         self, epoch_iterator: Any, num_batches: int, device: torch.device
     ) -> tuple[list[Any], Tensor | int | None]:
-        """The batches that one optimizer step accumulates; counts their tokens and examples over all processes."""
+        """The batches that one optimizer step accumulates; counts what each term teaches, over all processes."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._own_loss() and batches:
-            counts = torch.zeros(2, device=device, dtype=torch.float32)
-            for batch in batches:
-                counts += torch.tensor(sizes_of(batch["labels"]), device=device)
-            tokens, examples = self.accelerator.reduce(counts, "sum").tolist()  # pyright: ignore
-            self._sizes_of_step = tokens, examples, len(batches)
+            counted = [[*self.objective.sizes(batch), len(batch["labels"])] for batch in batches]
+            counts = torch.tensor(counted, device=device, dtype=torch.float32).sum(0)
+            *sizes, examples = self.accelerator.reduce(counts, "sum").tolist()  # pyright: ignore
+            self._sizes_of_step = sizes, examples, len(batches)
         return batches, items
 
     def compute_loss(
@@ -220,7 +219,7 @@ class ObjectiveMixin(_Base):
         outputs = self._forward(model, {**inputs, **kept}, extra, watching)
         kernel = None if self._hooked is None else self._hooked.kernel
         forward = forward_pass(outputs, {**inputs, **extra, "labels": labels}, kernel)
-        loss = self._loss(forward, labels, outputs, model.training and torch.is_grad_enabled())
+        loss = self._loss(forward, {**extra, "labels": labels}, outputs, model.training and torch.is_grad_enabled())
         if not return_outputs:
             return loss
         # trainers gather what an evaluation returns as logits
@@ -240,7 +239,7 @@ class ObjectiveMixin(_Base):
                 options[QUERY] = extra[QUERY]
         return model(**inputs, **options, use_cache=False)
 
-    def _loss(self, forward: ForwardPass, labels: Tensor, outputs: Any, training: bool) -> Tensor:
+    def _loss(self, forward: ForwardPass, batch: Mapping[str, Tensor], outputs: Any, training: bool) -> Tensor:
         """The objective's loss of a batch; in training, its part of the loss of the whole step."""
         if training and forward.rows is not None and not forward.rows.requires_grad:
             raise ModelError(
@@ -248,10 +247,10 @@ class ObjectiveMixin(_Base):
                 "train weights below the last attention layer, and checkpoint gradients with use_reentrant=False"
             )
         of_step = self._sizes_of_step if training else None
-        tokens, examples, batches = (*sizes_of(labels), 1) if of_step is None else of_step
+        sizes, examples, batches = of_step or (self.objective.sizes(batch), float(forward.examples), 1)
         loss = forward.logits.new_zeros((), dtype=torch.float32)
-        for term in self.objective.terms:
-            loss = loss + self.objective.losses(term, forward).sum() / (tokens if term.kind.by_token else examples)
+        for term, size in zip(self.objective.terms, sizes, strict=True):
+            loss = loss + self.objective.losses(term, forward).sum() / max(size, 1.0)  # 0: the step teaches it nothing
         if not any(term.kind.by_token for term in self.objective.terms):
             loss = loss + forward.logits[..., :0].float().sum()  # 0: DDP waits for gradients of all outputs' sources
         if training:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from attnbalance.data.forms import BEST, FORMS
-from attnbalance.finetuning.examples import REPLAYED, Example
+from attnbalance.finetuning.examples import REPLAYED, TARGET, Example, sizes_of
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 
@@ -122,20 +122,15 @@ class Term:
     def losses(self, forward: ForwardPass) -> Float[Tensor, " item"]:
         """The weighted loss of each labelled token or example; 0 for a term that changes gradients.
 
-        Of an example about no fact, only terms that learn answers have a loss. Where facts are replayed, a term that
-        compares with the base model holds these alone: the others are new to it. The loss that an objective takes of
-        the term is that of `Objective.losses`.
+        Of an example about no fact, only terms that learn answers have a loss. Where facts are replayed, see
+        `Objective.losses`.
         """
         if self.kind.loss is None:
             return forward.logits.new_zeros(forward.examples)
         losses = self.weight * self.kind.loss(forward, self)
-        if self.kind.learns_answers:
+        if self.kind.learns_answers or forward.has_fact is None:
             return losses
-        compares = self.kind.make_targets is not None
-        for counted in (forward.has_fact, forward.targets.get(REPLAYED) if compares else None):
-            if counted is not None:
-                losses = torch.where(counted[forward.example] if self.kind.by_token else counted, losses, 0.0)
-        return losses
+        return torch.where(forward.has_fact[forward.example] if self.kind.by_token else forward.has_fact, losses, 0.0)
 
 
 @dataclass(frozen=True)
@@ -192,14 +187,36 @@ class Objective:
         return any(term.kind.keeps_answers for term in self.terms)
 
     def losses(self, term: Term, forward: ForwardPass) -> Float[Tensor, " item"]:
-        """The losses of one of the terms (see `Term.losses`), where every replayed fact has one teacher.
+        """The losses of one of the terms (see `Term.losses`), 0 for the examples that it does not teach.
 
-        If a term keeps the base's answers, the terms that learn answers have no loss of replayed facts.
+        Where facts are replayed, a term that compares with the base model teaches these alone: the others are new to
+        the base. If a term keeps the base's answers, each fact has one teacher: the terms that learn answers teach the
+        new facts alone.
         """
-        losses, replayed = term.losses(forward), forward.targets.get(REPLAYED)
-        if replayed is None or not (self.keeps_answers and term.kind.learns_answers):
+        losses, taught = term.losses(forward), self._taught(term, forward.targets.get(REPLAYED))
+        if taught is None:
             return losses
-        return torch.where(replayed[forward.example], 0.0, losses)  # these terms are by token
+        return torch.where(taught[forward.example] if term.kind.by_token else taught, losses, 0.0)
+
+    def sizes(self, batch: Mapping[str, Shaped[Tensor, ...]]) -> list[float]:
+        """The labelled tokens, or the examples, of a batch of `collate` that each term teaches (see `losses`).
+
+        The loss of a term is a mean over these. So its weight does not depend on the share of replayed facts.
+        """
+        labels, sizes = batch["labels"], list[float]()
+        for term in self.terms:
+            taught = self._taught(term, batch.get(TARGET + REPLAYED))
+            tokens, examples = sizes_of(labels if taught is None else labels[taught])
+            sizes.append(tokens if term.kind.by_token else examples)
+        return sizes
+
+    def _taught(self, term: Term, replayed: Bool[Tensor, " example"] | None) -> Bool[Tensor, " example"] | None:
+        """The examples that a term teaches, where facts are replayed; None: all."""
+        if replayed is None:
+            return None
+        if term.kind.learns_answers:
+            return ~replayed if self.keeps_answers else None
+        return replayed if term.kind.make_targets is not None else None
 
     def weight(self, kind: TermKind) -> float:
         """The sum of the weights of all terms of a kind; 0 if there is none."""
