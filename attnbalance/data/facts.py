@@ -168,6 +168,9 @@ class FactSet:
         if not fits(self.facts, [Fact]):
             raise ArgumentError(f"FactSet: facts must be a collection of Fact, got {self.facts!r:.100}")
 
+    def __repr__(self) -> str:
+        return f"FactSet({self.name!r}, {len(self)} facts of {len(self.relations)} relations)"
+
     def __len__(self) -> int:
         """Number of facts."""
         return len(self.facts)

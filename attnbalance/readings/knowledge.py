@@ -22,7 +22,7 @@ from attnbalance.models.fingerprint import adapters_fingerprint, fingerprint
 from attnbalance.models.forward import base_of
 from attnbalance.models.generate import Sampling, generate, stop_ids
 from attnbalance.models.hooked import HookedModel
-from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, other_prompts, passes
+from attnbalance.readings.passes import ALL_FORMS, CHAT, DRAWS, SAMPLES, TEMPERATURE, other_prompts, passes
 from attnbalance.readings.recall import answer_budgets, score
 from attnbalance.seeds import check_seed
 from attnbalance.statistics.intervals import Interval
@@ -30,9 +30,6 @@ from attnbalance.statistics.shares import share_interval
 
 CATEGORIES = ("HighlyKnown", "MaybeKnown", "WeaklyKnown", "Unknown")
 """SLiCK's categories of facts, best known first (Gekhman et al. 2024, Section 3)."""
-
-SAMPLES, TEMPERATURE = 16, 0.5
-"""Sampled answers to each few-shot question, and their temperature (Gekhman et al. 2024)."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,9 @@ class Knowledge:
     sampled: tuple[bool, ...]
     chance: tuple[float, ...]
     scoring: str = WHOLE_WORDS
+
+    def __repr__(self) -> str:
+        return f"Knowledge({sum(map(bool, self.greedy))} of {len(self.greedy)} facts HighlyKnown or MaybeKnown)"
 
     @property
     def categories(self) -> tuple[str, ...]:

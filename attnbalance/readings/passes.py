@@ -24,6 +24,9 @@ ALL_FORMS = (*FORMS, CHAT)
 DRAWS = 10
 """Draws of examples (Gekhman et al. 2024)."""
 
+SAMPLES, TEMPERATURE = 16, 0.5
+"""Sampled answers to each few-shot question, and their temperature (Gekhman et al. 2024)."""
+
 
 def passes(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, forms: Sequence[str] = ALL_FORMS, seed: int = 0

@@ -47,6 +47,10 @@ class Reading:
         if repeated:
             raise DataError(f"reading {self.name!r}: prompt id {repeated[0]!r} occurs more than once")
 
+    def __repr__(self) -> str:
+        prompts, layers, heads = self.values.shape
+        return f"Reading({self.name!r}, {self.unit}, {prompts} prompts x {layers} layers x {heads} heads)"
+
     @classmethod
     def of(
         cls,

@@ -70,6 +70,9 @@ class Recall:
                 f"recall: prompt id {repeated[0]!r} occurs more than once; score each template's prompts separately"
             )
 
+    def __repr__(self) -> str:
+        return f"Recall({sum(self.correct)} of {len(self.correct)} right by {self.scoring})"
+
     @classmethod
     def from_json(cls, columns: Mapping[str, Any], path: Path) -> Recall:
         """The recall from its fields as JSON; raises `OutputError`, naming the file `path`, if they were changed."""

@@ -185,3 +185,9 @@ def test_a_set_of_facts_holds_facts():
         FactSet(("a",))
     with pytest.raises(ArgumentError, match="facts must be a collection of Fact, got Fact"):
         FactSet(fact("Rust"))
+
+
+def test_a_set_of_facts_prints_its_name_and_size():
+    facts = FactSet((Fact("a", "r", ("x",)), Fact("b", "r", ("y",)), Fact("b", "s", ("y",))), "mine")
+    assert repr(facts) == "FactSet('mine', 3 facts of 2 relations)"
+    assert repr(FactSet(())) == "FactSet('facts', 0 facts of 0 relations)"

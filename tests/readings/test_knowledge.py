@@ -91,6 +91,7 @@ def test_categories_follow_the_definition(script: Script, hooked: HookedModel) -
     assert known.accuracy("question").mean == 1 / len(TOWNS)
     assert known.accuracy("statement").mean == 0
     assert known.best_form() == "question"
+    assert repr(known) == f"Knowledge(2 of {len(TOWNS)} facts HighlyKnown or MaybeKnown)"
 
 
 def test_a_model_that_guesses_gets_as_much_by_chance_as_it_knows(

@@ -75,3 +75,7 @@ def test_a_difference_needs_the_same_prompts_layers_heads_and_unit():
     for other in (_reading(layers=2), _reading(heads=1), replace(a, unit="nats"), replace(a, layers=(1, 2, 3))):
         with pytest.raises(DataError, match="same layers, heads and unit"):
             difference(a, other)
+
+
+def test_a_reading_prints_its_shape_and_no_values():
+    assert repr(_reading()) == "Reading('attention', probability, 4 prompts x 3 layers x 2 heads)"

@@ -186,3 +186,8 @@ def test_saved_answers_are_read_again_and_refused_by_the_name_that_was_changed()
                 Recall.from_json(changed, Path("a.json"))
     with pytest.raises(OutputError, match="a.json was changed: 'containment' must be a collection of bool, got none"):
         Recall.from_json(saved | {"right": {WHOLE_WORDS: [True, False]}}, Path("a.json"))
+
+
+def test_recall_prints_the_number_of_right_answers():
+    prompts = make_prompts([Fact("A", "country", ("Peru",)), Fact("B", "country", ("Chad",))])
+    assert repr(score(prompts, ["Peru", "Perugia"], {})) == "Recall(1 of 2 right by whole-words)"
