@@ -68,3 +68,12 @@ def test_json_counts_the_categories_over_all_facts_and_by_relation() -> None:
     assert saved["all"]["forms"]["statement"]["n"] == 6
     assert list(saved["relations"]) == ["city|state", "sport"]
     assert saved["relations"]["city|state"]["best_form"] == "statement"
+
+
+def test_a_model_that_answers_nothing_has_no_best_form() -> None:
+    known = made()
+    nothing = replace(known, right={form: (False,) * len(hits) for form, hits in known.right.items()})
+    assert "Asked once it answers none, in any form; a constant answer gets 66.7%." in answer("base", nothing)
+    assert " | none " in table({"base": nothing}).splitlines()[2]
+    saved: Any = as_json(nothing)
+    assert saved["relations"]["sport"]["best_form"] is None
