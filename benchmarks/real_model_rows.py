@@ -45,7 +45,7 @@ def _adapters(fields: Mapping[str, Any]) -> dict[str, Any]:
 REPLAY = Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)})
 
 HELD = 2 / 3
-"""The share of facts that are held to the base."""
+"""The share of facts that are held to the base: two for each new one."""
 
 REPLAY_KL = Row({"objective": f"ce + kl({BEST})"}, replay=HELD, times={"steps": 5})
 

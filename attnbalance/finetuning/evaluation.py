@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import EvalPrediction
 
+from attnbalance.finetuning.examples import REPLAYED
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 from attnbalance.finetuning.objectives.objective import Objective
 from attnbalance.finetuning.training_log import SUBJECT_ATTENTION
@@ -33,26 +34,27 @@ class Watched:
     if that has a label. NaN for examples about no fact."""
     shortcut: Float[Tensor, " example"]
     """1 if the relation's most frequent training answer is predicted where it first differs from this one, else 0."""
-    token_terms: Float[Tensor, " example"]
-    """The objective's terms with a loss for each token, summed over the tokens."""
-    example_terms: Float[Tensor, " example"]
-    """The objective's terms with a loss for each example."""
+    terms: Float[Tensor, "example term"]
+    """The loss of each of the objective's terms, summed over the tokens if it has one for each."""
+    taught: Float[Tensor, "example term"]
+    """How much of the example each term teaches (see `Objective.taught`)."""
     subject_attention: Float[Tensor, "example layer"]
     """The largest attention to a token of the subject, mean over heads; no layers if rows are unknown."""
 
     def pack(self) -> Float[Tensor, "example column"]:
-        """One tensor, which trainers can gather: a column for each number, then one for each layer."""
+        """One tensor, which trainers can gather: a column for each number, for each term twice, and for each layer."""
         numbers = torch.stack([getattr(self, name) for name in NUMBERS], dim=-1)
-        return torch.cat([numbers, self.subject_attention.to(numbers)], dim=-1)
+        return torch.cat([numbers, self.terms, self.taught, self.subject_attention.to(numbers)], dim=-1)
 
     @classmethod
-    def unpack(cls, columns: Float[Tensor, "example column"]) -> Watched:
-        """The reverse of `pack`."""
-        numbers = dict(zip(NUMBERS, columns[:, : len(NUMBERS)].unbind(-1), strict=True))
-        return cls(**numbers, subject_attention=columns[:, len(NUMBERS) :])
+    def unpack(cls, columns: Float[Tensor, "example column"], terms: int) -> Watched:
+        """The reverse of `pack`, for an objective of so many terms."""
+        sizes = [len(NUMBERS), terms, terms, columns.shape[1] - len(NUMBERS) - 2 * terms]
+        numbers, *matrices = columns.split(sizes, dim=-1)
+        return cls(*numbers.unbind(-1), *matrices)
 
 
-NUMBERS = tuple(field.name for field in fields(Watched) if field.name != "subject_attention")
+NUMBERS = ("answer_loss", "tokens", "right", "shortcut")
 """The names of what is one number for each example, in the order of the packed columns."""
 
 
@@ -64,20 +66,18 @@ def watch(forward: ForwardPass, objective: Objective) -> Watched:
         return values.new_zeros(forward.examples).index_add(0, forward.example, values)
 
     hits = (guesses == forward.labels).float()
-    tokens = summed(torch.ones_like(hits))
+    tokens = forward.tokens
     right = (summed(hits) == tokens).float()
-    zeros = torch.zeros_like(right)
-    general = zeros.bool() if forward.has_fact is None else ~forward.has_fact
+    general = torch.zeros_like(right).bool() if forward.has_fact is None else ~forward.has_fact
     right = right.masked_fill(general, torch.nan)
-    by_token = [summed(objective.losses(term, forward).float()) for term in objective.terms if term.kind.by_token]
-    by_example = [objective.losses(term, forward).float() for term in objective.terms if not term.kind.by_token]
+    losses = [(term.kind.by_token, objective.losses(term, forward).float()) for term in objective.terms]
     return Watched(
         answer_loss=summed(forward.losses()),
         tokens=tokens,
         right=right,
         shortcut=_shortcut(forward, guesses, right),
-        token_terms=sum(by_token, zeros),
-        example_terms=sum(by_example, zeros),
+        terms=torch.stack([summed(values) if by_token else values for by_token, values in losses], dim=-1),
+        taught=objective.taught(tokens, forward.targets.get(REPLAYED)),
         subject_attention=_subject_attention(forward, right).masked_fill(general[:, None], torch.nan),
     )
 
@@ -104,20 +104,24 @@ def _subject_attention(forward: ForwardPass, like: Tensor) -> Float[Tensor, "exa
 class WatchedMeans:
     """The means over all evaluated examples, however these were batched and spread over processes, by logged name.
 
-    `objective`: per token and per example, added up. `answer_loss`: per token. `accuracy`: share of right answers.
-    `shortcut_rate`: share of shortcuts among the wrong answers of which it is known; left out if there are none.
+    `objective`: the terms, each a mean over the tokens or examples that it teaches, added up. `answer_loss`: per token.
+    `accuracy`: share of right answers. `shortcut_rate`: share of shortcuts among the wrong answers of which it is
+    known; left out if there are none.
     Examples about no fact count in the first two alone.
     """
 
+    terms: int
+    """The number of the objective's terms."""
     layers: tuple[int, ...]
     """The numbers of the layers whose attention is watched."""
 
     def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
         """The means of what an evaluation gathered."""
-        watched = Watched.unpack(torch.as_tensor(prediction.predictions).double())  # pyright: ignore[reportArgumentType]
+        columns = torch.as_tensor(prediction.predictions).double()  # pyright: ignore[reportArgumentType]
+        watched = Watched.unpack(columns, self.terms)
         tokens = watched.tokens.sum()
         means = {
-            "objective": float(watched.token_terms.sum() / tokens + watched.example_terms.mean()),
+            "objective": float((watched.terms.sum(0) / watched.taught.sum(0).clamp(min=1)).sum()),
             "answer_loss": float(watched.answer_loss.sum() / tokens),
         }
         if not watched.right.isnan().all():

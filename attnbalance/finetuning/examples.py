@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 import torch
-from jaxtyping import Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedTokenizerBase
@@ -73,9 +73,14 @@ def about_facts(examples: Iterable[Example]) -> list[Example]:
     return [example for example in examples if example.prompt is not None]
 
 
-def sizes_of(labels: Int[Tensor, "example position"]) -> tuple[float, float]:
-    """The number of labelled tokens of a batch, without first ones, which nothing predicts; and of examples."""
-    return float((labels[:, 1:] != IGNORED).sum()), float(len(labels))
+def sizes_of(
+    batch: Mapping[str, Shaped[Tensor, ...]],
+) -> tuple[Float[Tensor, " example"], Bool[Tensor, " example"] | None]:
+    """The labelled tokens of each example of a batch of `collate`, and which examples are replayed facts.
+
+    First tokens do not count, since nothing predicts them. None: no run with replay.
+    """
+    return (batch["labels"][:, 1:] != IGNORED).sum(-1).float(), batch.get(TARGET + REPLAYED)
 
 
 def first_difference(example: Example, other: Example) -> tuple[int, int]:

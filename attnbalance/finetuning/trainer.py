@@ -29,7 +29,7 @@ from attnbalance.finetuning.example_sets import (
     describe_items,
     rows_collator,
 )
-from attnbalance.finetuning.examples import EXTRA, QUERY, about_facts, collate
+from attnbalance.finetuning.examples import EXTRA, QUERY, REPLAYED, about_facts, collate, sizes_of
 from attnbalance.finetuning.labelled_logits import only_labelled
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass, forward_pass
 from attnbalance.finetuning.objectives.gradients import GradientRules
@@ -164,11 +164,11 @@ class ObjectiveMixin(_Base):
             self.eval_dataset = self._with_targets(self.eval_dataset)
         if watches or self._hooked is not None or not self.objective.plain:
             self._router = router_coefficient(self)
-        pad_id = 0 if self._hooked is None else self._hooked.pad_id
+        pad_id, layers = (0, ()) if self._hooked is None else (self._hooked.pad_id, self._hooked.layers)
         self.data_collator = lambda batch: collate(batch, pad_id)
         if watches:
             check_metrics(self)
-            self.compute_metrics = WatchedMeans(() if self._hooked is None else self._hooked.layers)
+            self.compute_metrics = WatchedMeans(len(self.objective.terms), layers)
 
     def _with_targets(self, data: Any) -> Any:
         """A data set with the base model's numbers, if the objective needs them."""
@@ -190,8 +190,8 @@ class ObjectiveMixin(_Base):
         """The batches that one optimizer step accumulates; counts what each term teaches, over all processes."""
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self._own_loss() and batches:
-            counted = [[*self.objective.sizes(batch), len(batch["labels"])] for batch in batches]
-            counts = torch.tensor(counted, device=device, dtype=torch.float32).sum(0)
+            taught = torch.cat([self.objective.taught(*sizes_of(batch)) for batch in batches]).to(device)
+            counts = torch.cat([taught.sum(0), taught.new_tensor([len(taught)])])
             *sizes, examples = self.accelerator.reduce(counts, "sum").tolist()  # pyright: ignore
             self._sizes_of_step = sizes, examples, len(batches)
         return batches, items
@@ -219,7 +219,7 @@ class ObjectiveMixin(_Base):
         outputs = self._forward(model, {**inputs, **kept}, extra, watching)
         kernel = None if self._hooked is None else self._hooked.kernel
         forward = forward_pass(outputs, {**inputs, **extra, "labels": labels}, kernel)
-        loss = self._loss(forward, {**extra, "labels": labels}, outputs, model.training and torch.is_grad_enabled())
+        loss = self._loss(forward, outputs, model.training and torch.is_grad_enabled())
         if not return_outputs:
             return loss
         # trainers gather what an evaluation returns as logits
@@ -239,7 +239,7 @@ class ObjectiveMixin(_Base):
                 options[QUERY] = extra[QUERY]
         return model(**inputs, **options, use_cache=False)
 
-    def _loss(self, forward: ForwardPass, batch: Mapping[str, Tensor], outputs: Any, training: bool) -> Tensor:
+    def _loss(self, forward: ForwardPass, outputs: Any, training: bool) -> Tensor:
         """The objective's loss of a batch; in training, its part of the loss of the whole step."""
         if training and forward.rows is not None and not forward.rows.requires_grad:
             raise ModelError(
@@ -247,10 +247,11 @@ class ObjectiveMixin(_Base):
                 "train weights below the last attention layer, and checkpoint gradients with use_reentrant=False"
             )
         of_step = self._sizes_of_step if training else None
-        sizes, examples, batches = of_step or (self.objective.sizes(batch), float(forward.examples), 1)
-        loss = forward.logits.new_zeros((), dtype=torch.float32)
-        for term, size in zip(self.objective.terms, sizes, strict=True):
-            loss = loss + self.objective.losses(term, forward).sum() / max(size, 1.0)  # 0: the step teaches it nothing
+        taught = self.objective.taught(forward.tokens, forward.targets.get(REPLAYED))
+        sizes, examples, batches = of_step or (taught.sum(0).tolist(), float(forward.examples), 1)
+        loss, least = forward.logits.new_zeros((), dtype=torch.float32), float(REPLAYED in forward.targets)
+        for term, size in zip(self.objective.terms, sizes, strict=True):  # a step may hold new facts alone
+            loss = loss + self.objective.losses(term, forward).sum() / max(size, least)
         if not any(term.kind.by_token for term in self.objective.terms):
             loss = loss + forward.logits[..., :0].float().sum()  # 0: DDP waits for gradients of all outputs' sources
         if training:

@@ -98,8 +98,7 @@ class Knowledge:
     @property
     def unanswered(self) -> tuple[int, ...]:
         """Indices of the facts without a right greedy answer, in any form or draw."""
-        by_form = zip(*self.right.values(), strict=True)
-        pairs = zip(self.greedy, by_form, strict=True)
+        pairs = zip(self.greedy, zip(*self.right.values(), strict=True), strict=True)
         return tuple(i for i, (share, hits) in enumerate(pairs) if not share and not any(hits))
 
     def kept(self, after: Knowledge, form: str) -> Interval | None:
@@ -151,9 +150,10 @@ class Knowledge:
         """The facts' relations, in order of their first fact."""
         return tuple(dict.fromkeys(prompt.fact.relation for prompt in self.prompts))
 
-    def best_form(self) -> str:
-        """The form with the most right answers on these facts; of equally good ones, the first of `ALL_FORMS`."""
-        return max(self.right, key=lambda form: sum(self.right[form]))
+    def best_form(self) -> str | None:
+        """The form with most right answers; of equally good ones, the first of `ALL_FORMS`. None: no form has any."""
+        answering = [form for form, hits in self.right.items() if any(hits)]
+        return max(answering, key=lambda form: sum(self.right[form]), default=None)
 
     def by_popularity(self) -> list[Knowledge]:
         """The facts of known popularity in fifths, most popular first; none where ties leave no most popular fifth."""

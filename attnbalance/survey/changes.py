@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from attnbalance.data.forms import FEW_SHOT
 from attnbalance.readings.knowledge import Knowledge
 from attnbalance.report.wording import markdown, percent, percent_interval
 from attnbalance.statistics.intervals import Interval
@@ -40,11 +41,11 @@ def table(measured: Mapping[str, Knowledge]) -> str:
 
 
 def sentences(measured: Mapping[str, Knowledge]) -> list[str]:
-    """What each further model kept and gained, in the form in which it answers most facts."""
+    """What each further model kept and gained, in the form in which it answers most facts; few-shot, if none."""
     (first, before), *others = measured.items()
     known, never = len(before.highly_known), len(before.unanswered)
     return [
-        f"Asked as {(form := after.best_form())}, {label} answers "
+        f"Asked as {(form := after.best_form() or FEW_SHOT)}, {label} answers "
         f"{_cell(_share(before, after, 'kept', form)) or 'none'} of the facts that {first} knows surely ({known}), and "
         f"{_cell(_share(before, after, 'gained', form)) or 'none'} of those without a right greedy answer of {first} "
         f"({never})."

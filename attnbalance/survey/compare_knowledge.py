@@ -45,7 +45,7 @@ def compare_knowledge(
 ) -> str:
     """Ask each model about the facts in every form (see `knowledge`), write the folder `out`; returns the answer.
 
-    Writes table.md and knowledge.json (by relation: right answers in each form, categories, the best form),
+    Writes table.md and knowledge.json (by relation: right answers in each form, categories, the best form or null),
     knowledge.png, and facts.jsonl (each model's category and answers, fact by fact). With several models, table.md and
     knowledge.json also say what each further one kept and gained against the first. A killed run resumes.
     A folder that is finished with the same settings, facts and weights is left as it is. Raises `AttnBalanceError` for

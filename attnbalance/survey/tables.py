@@ -20,7 +20,7 @@ Where few answers are possible, guessing makes most facts WeaklyKnown."""
 
 def answer(label: str, known: Knowledge) -> str:
     """How many of the facts the model knows, how surely, and in which form it answers best."""
-    counts, n, best = Counter(known.categories), len(known.prompts), _best_form(known)
+    counts, n, best = Counter(known.categories), len(known.prompts), known.best_form()
     shares = ", ".join(f"{name} {percent(counts[name] / n)}" for name in CATEGORIES)
     question = "" if best == "question" else f" (as question {percent_interval(known.accuracy('question'))})"
     right = "it answers none, in any form"
@@ -40,7 +40,7 @@ def as_json(known: Knowledge) -> dict[str, object]:
     return {
         "scoring": known.scoring,
         "all": _row(known),
-        "relations": {name: _row(part) | {"best_form": _best_form(part)} for name, part in relations.items()},
+        "relations": {name: _row(part) | {"best_form": part.best_form()} for name, part in relations.items()},
     }
 
 
@@ -56,18 +56,12 @@ def table(measured: Mapping[str, Knowledge]) -> str:
     return f"{markdown(rows)}\n\n{CAPTION.format(scoring=scorings)}\n"
 
 
-def _best_form(known: Knowledge) -> str | None:
-    """The form with the most right answers; None if no form has one."""
-    form = known.best_form()
-    return form if any(known.right[form]) else None
-
-
 def _cells(known: Knowledge, forms: list[str]) -> list[str]:
     counts, n = Counter(known.categories), len(known.prompts)
     rates = [percent_interval(known.accuracy(form)) if form in known.right else "" for form in forms]
     shares = [percent(counts[name] / n) for name in CATEGORIES]
     overall = [percent_interval(interval) for interval in (known.known(), known.by_chance())]
-    return [str(n), percent(known.constant()), *rates, _best_form(known) or "none", *overall, *shares]
+    return [str(n), percent(known.constant()), *rates, known.best_form() or "none", *overall, *shares]
 
 
 def _row(known: Knowledge) -> dict[str, object]:

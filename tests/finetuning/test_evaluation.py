@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,13 +18,14 @@ NAN = float("nan")
 
 
 def watched(count: int, **columns: list[float]) -> Watched:
-    """Examples with some columns given, all other numbers 1, in a model of one layer."""
+    """Examples with some columns given, all other numbers 1, under two terms in a model of one layer."""
     numbers = {name: torch.tensor(columns.get(name, [1.0] * count)) for name in NUMBERS}
-    return Watched(**numbers, subject_attention=torch.full((count, 1), 0.5))
+    ones = torch.ones(count, 2)
+    return Watched(**numbers, terms=ones, taught=ones, subject_attention=torch.full((count, 1), 0.5))
 
 
 def means(values: Watched) -> dict[str, float]:
-    return WatchedMeans((0,))(EvalPrediction(predictions=values.pack().numpy(), label_ids=None))
+    return WatchedMeans(2, (0,))(EvalPrediction(predictions=values.pack().numpy(), label_ids=None))
 
 
 def test_the_shortcut_is_what_is_predicted_where_it_differs_from_the_answer() -> None:
@@ -45,9 +47,10 @@ def test_terms_are_watched_by_token_and_by_example() -> None:
     watched = watch(forward, parse_objective("2*ce + 3*barrier"))
     nats = math.log(4)  # logits are all 0
     assert watched.answer_loss.tolist() == pytest.approx([2 * nats, nats])
-    assert watched.token_terms.tolist() == pytest.approx([4 * nats, 2 * nats])
+    assert watched.terms[:, 0].tolist() == pytest.approx([4 * nats, 2 * nats])
     (barrier,) = parse_objective("3*barrier").terms
-    assert watched.example_terms.tolist() == pytest.approx(barrier.losses(forward).tolist())
+    assert watched.terms[:, 1].tolist() == pytest.approx(barrier.losses(forward).tolist())
+    assert watched.taught.tolist() == [[2.0, 1.0], [1.0, 1.0]]
     assert watched.shortcut.isnan().all()
 
 
@@ -58,18 +61,18 @@ def test_subject_attention_is_the_largest_of_the_subjects_tokens_mean_over_heads
 
 
 def test_what_is_packed_is_unpacked_under_the_same_names() -> None:
-    values = Watched(*torch.arange(12.0).reshape(6, 2).unbind(), subject_attention=torch.ones(2, 3))
-    back = Watched.unpack(values.pack())
-    for name in (*NUMBERS, "subject_attention"):
+    terms = torch.arange(12.0).reshape(2, 2, 3)
+    values = Watched(*torch.arange(8.0).reshape(4, 2).unbind(), *terms, subject_attention=torch.rand(2, 5))
+    back = Watched.unpack(values.pack(), 3)
+    for name in (*NUMBERS, "terms", "taught", "subject_attention"):
         assert torch.equal(getattr(back, name), getattr(values, name))
 
 
 def test_means_by_hand() -> None:
-    values = watched(
-        2, answer_loss=[3.0, 1.0], tokens=[3.0, 1.0], right=[0.0, 1.0], token_terms=[6.0, 2.0], example_terms=[0.5, 1.5]
-    )
-    assert means(values) == {
-        "objective": 8 / 4 + 1.0,
+    values = watched(2, answer_loss=[3.0, 1.0], tokens=[3.0, 1.0], right=[0.0, 1.0])
+    of_terms = {"terms": torch.tensor([[6.0, 0.0], [2.0, 1.5]]), "taught": torch.tensor([[3.0, 0.0], [1.0, 1.0]])}
+    assert means(replace(values, **of_terms)) == {
+        "objective": 8 / 4 + 1.5,
         "answer_loss": 1.0,
         "accuracy": 0.5,
         "shortcut_rate": 1.0,
@@ -89,8 +92,11 @@ def test_a_shortcut_that_is_unknown_gives_no_rate() -> None:
 
 def test_attention_is_named_by_the_layers_that_have_it() -> None:
     values = Watched(
-        **{name: torch.ones(2) for name in NUMBERS}, subject_attention=torch.tensor([[0.1, 0.3], [0.3, 0.5]])
+        **{name: torch.ones(2) for name in NUMBERS},
+        terms=torch.ones(2, 1),
+        taught=torch.ones(2, 1),
+        subject_attention=torch.tensor([[0.1, 0.3], [0.3, 0.5]]),
     )
-    named = WatchedMeans((2, 4))(EvalPrediction(predictions=values.pack().numpy(), label_ids=None))
+    named = WatchedMeans(1, (2, 4))(EvalPrediction(predictions=values.pack().numpy(), label_ids=None))
     attention = {name: share for name, share in named.items() if "attention" in name}
     assert attention == {"subject_attention/2": pytest.approx(0.2), "subject_attention/4": pytest.approx(0.4)}

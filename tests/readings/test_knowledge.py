@@ -164,6 +164,7 @@ def test_relations_are_counted_apart() -> None:
     city, sport = (known.of_relation(fact.relation) for fact in (TOWNS[0], SPORTS[0]))
     assert (city.greedy, sport.greedy) == ((1.0, 0.0, 0.5), (1.0, 0.0))
     assert city.best_form() == "few-shot"
+    assert replace(city, right={"question": (False,) * len(city.prompts)}).best_form() is None
     assert sport.best_form() == "question"  # of equally good ones, the first
     answers = [[fact.answer for fact in part] for part in (TOWNS[:3], SPORTS[:2])]
     assert known.constant() == sum(max(map(part.count, part)) for part in answers) / 5

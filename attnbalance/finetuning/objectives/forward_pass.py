@@ -54,6 +54,11 @@ class ForwardPass:
             raise ModelError("the objective needs the residual stream, and the forward pass gave none")
         return self.states
 
+    @property
+    def tokens(self) -> Float[Tensor, " example"]:
+        """The number of labelled tokens of each example."""
+        return torch.bincount(self.example, minlength=self.examples).float()
+
     def target(self, name: str) -> Shaped[Tensor, "item ..."]:
         """Numbers of the base model; raises `DataError` if the examples lack them."""
         if name not in self.targets:

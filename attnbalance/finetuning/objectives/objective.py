@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from attnbalance.data.forms import BEST, FORMS
-from attnbalance.finetuning.examples import REPLAYED, TARGET, Example, sizes_of
+from attnbalance.finetuning.examples import REPLAYED, Example
 from attnbalance.finetuning.objectives.base_model import BaseModel
 from attnbalance.finetuning.objectives.forward_pass import ForwardPass
 
@@ -193,24 +193,30 @@ class Objective:
         the base. If a term keeps the base's answers, each fact has one teacher: the terms that learn answers teach the
         new facts alone.
         """
-        losses, taught = term.losses(forward), self._taught(term, forward.targets.get(REPLAYED))
-        if taught is None:
+        losses, counted = term.losses(forward), self._teaches(term, forward.targets.get(REPLAYED))
+        if counted is None:
             return losses
-        return torch.where(taught[forward.example] if term.kind.by_token else taught, losses, 0.0)
+        return torch.where(counted[forward.example] if term.kind.by_token else counted, losses, 0.0)
 
-    def sizes(self, batch: Mapping[str, Shaped[Tensor, ...]]) -> list[float]:
-        """The labelled tokens, or the examples, of a batch of `collate` that each term teaches (see `losses`).
+    def taught(
+        self, tokens: Float[Tensor, " example"], replayed: Bool[Tensor, " example"] | None
+    ) -> Float[Tensor, "example term"]:
+        """How much of each example a term teaches: its labelled tokens, or 1, and 0 if `losses` leaves the example out.
 
-        The loss of a term is a mean over these. So its weight does not depend on the share of replayed facts.
+        In training and evaluation, the loss of a term is a mean over the sum of this. Rows about no fact count like
+        others.
+
+        Args:
+            tokens: The number of labelled tokens of each example.
+            replayed: Which examples are replayed facts; None: no run with replay.
         """
-        labels, sizes = batch["labels"], list[float]()
+        columns = list[Tensor]()
         for term in self.terms:
-            taught = self._taught(term, batch.get(TARGET + REPLAYED))
-            tokens, examples = sizes_of(labels if taught is None else labels[taught])
-            sizes.append(tokens if term.kind.by_token else examples)
-        return sizes
+            amount, counted = tokens if term.kind.by_token else torch.ones_like(tokens), self._teaches(term, replayed)
+            columns.append(amount if counted is None else amount * counted)
+        return torch.stack(columns, dim=-1)
 
-    def _taught(self, term: Term, replayed: Bool[Tensor, " example"] | None) -> Bool[Tensor, " example"] | None:
+    def _teaches(self, term: Term, replayed: Bool[Tensor, " example"] | None) -> Bool[Tensor, " example"] | None:
         """The examples that a term teaches, where facts are replayed; None: all."""
         if replayed is None:
             return None

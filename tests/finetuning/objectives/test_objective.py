@@ -70,6 +70,21 @@ def test_only_cross_entropy_of_weight_one_is_plain() -> None:
     assert plain == {"ce": True, "1*ce": True, "2*ce": False, "ce + floor": False, "kl": False}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ce + 2*kl + floor", [[3, 0, 1], [0, 2, 1], [1, 0, 1]]),
+        ("ce + row-anchor", [[3, 0], [2, 1], [1, 0]]),
+        ("weighted-ce + kl + project", [[3, 0, 1], [0, 2, 1], [1, 0, 1]]),
+    ],
+)
+def test_each_replayed_fact_has_one_teacher_and_the_new_ones_the_others(text: str, expected: list[list[int]]) -> None:
+    objective, tokens = parse_objective(text), torch.tensor([3.0, 2.0, 1.0])
+    assert objective.taught(tokens, torch.tensor([False, True, False])).tolist() == expected
+    by_token = [term.kind.by_token for term in objective.terms]
+    assert objective.taught(tokens, None).tolist() == [[float(n) if t else 1.0 for t in by_token] for n in (3, 2, 1)]
+
+
 def test_weights_of_one_name_add_up() -> None:
     objective = parse_objective("ce + 0.5*kl(statement) + 2*kl(question)")
     assert [objective.weight(TERMS[name]) for name in ("ce", "kl", "floor")] == [1.0, 2.5, 0.0]
