@@ -66,7 +66,7 @@ OWN_HELD = {
     ("own-facts", "constant"): "constant answer",
     ("own-facts-3e-4", "replay"): "replay of known facts",
     ("own-facts-3e-4", "replay-0.7"): "the same, adapter times 0.7",
-    ("own-facts-3e-4", "replay-kl"): "`2*ce + kl(few-shot)` with replay of any facts",
+    ("own-facts-3e-4", "replay-kl"): "`recommended` with replay of any facts",
     ("own-facts-3e-4", "replay-kl-0.7"): "the same, adapter times 0.7",
 }
 LABELS = {
@@ -139,7 +139,7 @@ def make_all() -> None:
         "other-relations": intervals_table("other-relations", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
         "own-facts": intervals_table("own-facts", OTHER_RELATIONS, list(COLUMNS)[:1] + list(COLUMNS)[2:5]),
         "own-facts-rates": counts_table(OWN_FACTS, (0, 1, 2)),
-        "own-facts-held": counts_table(OWN_HELD, (2,)),
+        "own-facts-held": counts_table(OWN_HELD, (0, 1, 2)),
         "labels-synthetic": study_table("labels", "synthetic", "bottom", LABELS),
         "labels-popqa": study_table("labels", "popqa", "bottom", LABELS),
         "league-synthetic": study_table("league", "synthetic", "top", LEAGUE),

@@ -8,6 +8,8 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from attnbalance.finetuning.objectives.parse import parse_objective
+
 CARD = "README.md"
 
 
@@ -24,7 +26,6 @@ def model_card(about: Mapping[str, Any], validation_loss: Mapping[int, float], *
     metadata = ModelCardData(base_model=hub_id, library_name=kind, pipeline_tag="text-generation", tags=["attnbalance"])
     best = min(validation_loss, key=lambda step: validation_loss[step])
     before = about["base_loss"]
-    taught = "the answers of the data" if about["learns_answers"] else "what the base model answers, not the labels"
     return f"""---
 {metadata.to_yaml().strip()}
 ---
@@ -32,7 +33,7 @@ def model_card(about: Mapping[str, Any], validation_loss: Mapping[int, float], *
 # {"An adapter of" if adapter else "Finetuned from"} {_code(Path(about["base"]).name if hub_id is None else hub_id)}
 
 - Data: {_data(about)}.
-- Objective: {_code(about["objective"])}, which teaches {taught}.
+- Objective: {_code(about["objective"])}, which teaches {_taught(about)}.
 - {about["trained"]}.
 - These are the weights of step {best} of {max(validation_loss)}, the lowest objective in validation:
   {validation_loss[best]:.4g}{"" if before is None else f", before training {before:.4g}"}.
@@ -46,6 +47,15 @@ import attnbalance as ab
 model = ab.load_model("path/to/this/folder")
 ```
 """
+
+
+def _taught(about: Mapping[str, Any]) -> str:
+    """Whose answers were taught, in words."""
+    if not about["learns_answers"]:
+        return "what the base model answers, not the labels"
+    if about.get("split", {}).get("replay") and parse_objective(about["objective"]).keeps_answers:
+        return "the answers of the train facts, and what the base model answers to the replay facts"
+    return "the answers of the data"
 
 
 def _data(about: Mapping[str, Any]) -> str:

@@ -49,6 +49,23 @@ def test_a_name_with_signs_of_markdown_or_yaml_is_no_markup(name):
     assert f"# Finetuned from `{' '.join(name.split()).replace('`', chr(39))}`" in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "taught"),
+    [
+        ({}, "the answers of the data"),
+        ({"learns_answers": False}, "what the base model answers, not the labels"),
+        ({"replay": 2}, "the answers of the data"),
+        (
+            {"replay": 2, "objective": "ce + kl(best)"},
+            "the answers of the train facts, and what the base model answers to the replay facts",
+        ),
+    ],
+)
+def test_a_card_says_whose_answers_were_taught(changes, taught):
+    replay = {"split": ABOUT["split"] | {"replay": changes["replay"]}} if "replay" in changes else {}
+    assert f"which teaches {taught}." in model_card(ABOUT | changes | replay, {1: 1.0}, adapter=True)
+
+
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_a_run_has_a_card_of_its_own_which_its_owner_may_edit(llama, tmp_path, lora_rank):
     run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=lora_rank))
