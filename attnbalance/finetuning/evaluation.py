@@ -106,8 +106,7 @@ class WatchedMeans:
 
     `objective`: the terms, each a mean over the tokens or examples that it teaches, added up. `answer_loss`: per token.
     `accuracy`: share of right answers. `shortcut_rate`: share of shortcuts among the wrong answers of which it is
-    known; left out if there are none.
-    Examples about no fact count in the first two alone.
+    known; left out if there are none. Examples about no fact count in the first two alone.
     """
 
     terms: int

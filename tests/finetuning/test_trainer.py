@@ -245,6 +245,13 @@ def test_terms_that_compare_with_the_base_hold_replayed_facts_alone(term, tmp_pa
     assert loss(both, replayed) == pytest.approx(held + (loss(learning, facts[1::2]) if both_learned else 0), rel=1e-4)
 
 
+def test_a_batch_without_labels_has_no_loss_that_could_be_taken_for_zero(tmp_path):
+    trainer = made(tmp_path, objective="2*ce")
+    batch = collate(some_examples()[:2])
+    batch["labels"] = torch.full_like(batch["labels"], IGNORED)
+    assert torch.isnan(trainer.compute_loss(trainer.model, batch))
+
+
 def test_rows_about_no_fact_train_in_batches_of_their_own_and_are_not_watched(tmp_path):
     facts, general = make_examples(FACTS, tiny_tokenizer("bos")), general_rows()
     model = tiny_model("llama")
