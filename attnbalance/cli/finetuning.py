@@ -116,7 +116,10 @@ def finetune(
     ] = None,
     replay_share: Annotated[
         float | None,
-        typer.Option(help="Share of replayed facts among all training facts, if there are enough; 0.75 by default."),
+        typer.Option(
+            help="Share of replayed facts among all training facts, if there are enough; with kl or recommended, the "
+            "share of each batch; 0.75 by default."
+        ),
     ] = None,
     rank_by: Annotated[
         str,

@@ -100,17 +100,32 @@ def order(ranks: Sequence[float], steps: int, batch_size: int, seed: int, curric
     if kind.endswith("-first"):
         ranked = by_rank if kind == "popular-first" else by_rank[::-1]
         return _growing(ranked, steps, batch_size, rng)
-    top, bottom = _Rounds(more, rng), _Rounds(less or by_rank, rng)
-    whole, result = _Rounds(everything, rng), list[int]()
-    for step in range(steps):
-        wanted = (share if kind == "popular-share" else PATCH) * batch_size
-        popular = int(wanted * (step + 1) + 0.5) - int(wanted * step + 0.5)  # the rounded rest comes a batch later
-        if kind == "popular-share":
-            batch = top.take(popular) + bottom.take(batch_size - popular)
-        else:
-            popular = popular if step >= LATE * steps else 0
-            batch = top.take(popular) + whole.take(batch_size - popular)
-        result += rng.sample(batch, batch_size)
+    rest, share, start = (less or by_rank, share, 0) if kind == "popular-share" else (everything, PATCH, LATE * steps)
+    return _mixed(more, rest, [share if step >= start else 0.0 for step in range(steps)], batch_size, rng)
+
+
+def mixed_order(
+    first: Sequence[int], rest: Sequence[int], share: float, steps: int, batch_size: int, seed: int
+) -> list[int]:
+    """The indices of the facts to train on, as `order`: a share of every batch from `first`, the others from `rest`.
+
+    Each pool is read in one seeded shuffle after another. What rounding leaves over comes a batch later.
+
+    >>> [i >= 0 for i in mixed_order([1, 2, 3], [-1, -2], 0.25, steps=2, batch_size=2, seed=0)].count(True)
+    1
+    """
+    return _mixed(first, rest, [share] * steps, batch_size, random.Random(seed))  # noqa: S311
+
+
+def _mixed(
+    first: Sequence[int], rest: Sequence[int], shares: Sequence[float], batch_size: int, rng: random.Random
+) -> list[int]:
+    """Batches of which a share, given for each step, is from the first pool."""
+    pools, result = (_Rounds(first, rng), _Rounds(rest, rng)), list[int]()
+    for step, share in enumerate(shares):
+        wanted = share * batch_size
+        count = int(wanted * (step + 1) + 0.5) - int(wanted * step + 0.5)
+        result += rng.sample(pools[0].take(count) + pools[1].take(batch_size - count), batch_size)
     return result
 
 

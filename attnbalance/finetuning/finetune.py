@@ -55,6 +55,7 @@ def finetune(
         "model_files": files_fingerprint(base),
         "split": split.name,
         "facts_sha256": {part: facts.sha256 for part, facts in split.parts.items()},
+        **({} if split.replay_share is None else {"replay_share": split.replay_share}),
         **settings.record(),
     }
 

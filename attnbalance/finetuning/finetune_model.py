@@ -22,7 +22,7 @@ from attnbalance.files.seals import CHECKPOINT, hash_files
 from attnbalance.files.work import finishing, is_finished
 from attnbalance.finetuning.adapters import add_adapters, add_lora, peft_config, under_adapters
 from attnbalance.finetuning.checkpoints import checkpoints, copy_for_users, written
-from attnbalance.finetuning.curriculum import order
+from attnbalance.finetuning.curriculum import mixed_order, order
 from attnbalance.finetuning.evaluation import SHORTCUT
 from attnbalance.finetuning.examples import REPLAYED, Example, first_difference, make_examples
 from attnbalance.finetuning.loop import TrainingData, precision_of, train, training_in
@@ -30,7 +30,7 @@ from attnbalance.finetuning.model_card import CARD, model_card
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, parse_parts, select_weights, train_only
 from attnbalance.finetuning.ranking import rank_facts
-from attnbalance.finetuning.replay import check_replay
+from attnbalance.finetuning.replay import as_read, check_replay
 from attnbalance.finetuning.runs import CHECKPOINTS, FACTS, KIND, TRAJECTORY, checkpoint_name
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
@@ -76,6 +76,7 @@ def finetune_model(
         progress: Whether to draw a progress bar.
     """
     check_settings(settings)
+    split = as_read(split, settings)
     tokenizer, limit = load_limits(base)
     template = as_template(settings.template)
     examples, validation, *replayed = (
@@ -175,8 +176,11 @@ def _warn_of_unread(examples: Sequence[Example], read: Sequence[Example], settin
 
 
 def _in_order(examples: Sequence[Example], split: Split, settings: FinetuneSettings) -> list[Example]:
-    """The training examples of all steps, in the curriculum's order."""
-    schedule, shuffled = settings.schedule, settings.curriculum == "shuffled"
+    """The training examples of all steps, in the curriculum's order; after the new facts come those replayed."""
+    schedule, shuffled, new = settings.schedule, settings.curriculum == "shuffled", len(split.train)
+    if split.replay_share is not None:
+        pools, sizes = (range(new, len(examples)), range(new)), (schedule.steps, schedule.batch_size)
+        return [examples[i] for i in mixed_order(*pools, split.replay_share, *sizes, schedule.seed)]
     ranks = [0.0] * len(examples) if shuffled else rank_facts(split.train, "popularity")
     indices = order(ranks, schedule.steps, schedule.batch_size, schedule.seed, settings.curriculum)
     return [examples[i] for i in indices]

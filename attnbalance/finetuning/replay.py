@@ -49,9 +49,10 @@ def replay(
 ) -> tuple[Split, str]:
     """A split that also trains on other facts, and a sentence that says what was asked and found.
 
-    If the objective, the one that will be trained on, keeps the base's answers (`kl`, `recommended`), these are any
-    facts, known or not: they are held to what the base says. Else their answers are learned, so they are facts that the
-    model knows: it is asked `ASKED_FOR_EACH` times as many as the share needs, at least `ASKED_AT_LEAST`, or all if
+    If the objective, the one that will be trained on, keeps the base's answers (`kl`, `recommended`), these are all
+    facts about other subjects, known or not: they are held to what the base says, and the share is that of each batch.
+    Else their answers are learned, so they are facts that the model knows, and the share is that of all training facts:
+    it is asked `ASKED_FOR_EACH` times as many as the share needs, at least `ASKED_AT_LEAST`, or all if
     there are fewer. The other arguments are those of `with_replay` and `known_facts`, which do this in two steps and
     raise the errors.
 
@@ -70,9 +71,11 @@ def replay(
             f"{replayed_heldout(mixed)} of them about held-out subjects."
         )
     if parse_objective(objective).keeps_answers:
-        mixed = with_replay(split, facts, share, seed=seed)
-        more = f" ({wanted} were wanted)" if len(mixed.replay) < wanted else ""
-        return mixed, f"Replay: {len(mixed.replay)} facts of {facts.name} are held to what the model says{more}."
+        mixed = replace(split, replay=beside(split, facts), replay_share=share)
+        return mixed, (
+            f"Replay: {share:.0%} of each batch are facts of {facts.name}, drawn from {len(mixed.replay)}, which are "
+            "held to what the model says."
+        )
     others = beside(split, facts).sample(max(ASKED_FOR_EACH * wanted, ASKED_AT_LEAST), seed)
     known = known_facts(model, others, **settings, progress=progress)
     mixed = with_replay(split, known, share, seed=seed)
@@ -156,6 +159,14 @@ def count_of(split: Split, share: float) -> int:
     if not 0 < share < 1:
         raise DataError(f"the share of replay must be between 0 and 1, got {share}")
     return max(1, round(share / (1 - share) * len(split.train)))
+
+
+def as_read(split: Split, settings: FinetuneSettings) -> Split:
+    """The split with no more replayed facts than the steps read, where these are a share of each batch."""
+    if split.replay_share is None:
+        return split
+    reads = int(split.replay_share * settings.batch_size * settings.steps + 0.5)
+    return replace(split, replay=split.replay.sample(max(1, reads), settings.seed))
 
 
 def check_replay(settings: FinetuneSettings) -> None:

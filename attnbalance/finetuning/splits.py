@@ -41,6 +41,8 @@ class Split:
     """The number of facts in none of these parts, e.g. the other half of the training facts."""
     replay: FactSet = field(default_factory=lambda: FactSet(()))
     """Facts that are trained on as well, so that the model keeps what it says of them (see `replay`)."""
+    replay_share: float | None = None
+    """The share of each batch that is drawn from the replayed facts; None: new and replayed facts are one pool."""
 
     @property
     def parts(self) -> dict[str, FactSet]:

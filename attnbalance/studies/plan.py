@@ -98,7 +98,7 @@ class Variant:
     replay: str = REPLAYS[0]
     """What is trained on beside the split's facts, one of `REPLAYS`."""
     replay_share: float | None = None
-    """The share of replayed facts among all training facts; None: the usual one."""
+    """The share of replayed facts among all training facts, with `kl` in each batch; None: the usual one."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ def run_fit(fit: Fit, method: Mapping[str, Any], prepared: PreparedWorld, folder
         run = finetune(base, taught, folder / f"run-{i}", settings, progress=progress)
         shutil.rmtree(run.path / CHECKPOINTS, ignore_errors=True)  # the best one is the run's folder itself
         runs.append(run)
-        wanted.append(0 if variant.replay == REPLAYS[0] else count_of(split, _replay_share(variant)))
+        counted = variant.replay != REPLAYS[0] and taught.replay_share is None
+        wanted.append(count_of(split, _replay_share(variant)) if counted else 0)
     best = min(runs, key=lambda run: run.validation_loss[run.best_step])
     about = {
         **asdict(fit),

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from attnbalance.errors import DataError
-from attnbalance.finetuning.curriculum import CURRICULA, FULL, LATE, PATCH, START, check_curriculum, order
+from attnbalance.finetuning.curriculum import CURRICULA, FULL, LATE, PATCH, START, check_curriculum, mixed_order, order
 
 RANKS = [float((7 * i) % 40) for i in range(40)]
 """40 facts, none of them at the place of its rank."""
@@ -30,6 +30,17 @@ def test_shuffled_meets_every_fact_once_a_round() -> None:
     assert all(sorted(part) == list(range(40)) for part in rounds)
     assert len({tuple(part) for part in rounds}) == 6
     assert list(range(40)) not in rounds
+
+
+def test_a_mixed_order_reads_both_pools_in_rounds_and_a_share_of_every_batch() -> None:
+    first, rest = range(100, 110), range(7)
+    indices = mixed_order(first, rest, 2 / 3, steps=30, batch_size=4, seed=1)
+    counts = [sum(i >= 100 for i in indices[start : start + 4]) for start in range(0, 120, 4)]
+    assert [sum(counts[:step]) for step in (1, 2, 3, 30)] == [3, 5, 8, 80]  # 2.67 a step
+    olds, news = [i for i in indices if i >= 100], [i for i in indices if i < 100]
+    assert {olds.count(i) for i in first} == {8}
+    assert {news.count(i) for i in rest} <= {5, 6}
+    assert indices != mixed_order(first, rest, 2 / 3, steps=30, batch_size=4, seed=2)
 
 
 def test_rounds_run_on_over_batches_that_do_not_divide_them() -> None:

@@ -14,9 +14,11 @@ from attnbalance import load_model
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.errors import DataError
+from attnbalance.finetuning import finetune_model as module
 from attnbalance.finetuning.completion import completion_rates
 from attnbalance.finetuning.examples import REPLAYED, make_examples
 from attnbalance.finetuning.finetune import finetune
+from attnbalance.finetuning.loop import TrainingData
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.replay import count_of, known_facts, replay, replayed_heldout, with_replay
 from attnbalance.finetuning.settings import FinetuneSettings
@@ -131,11 +133,36 @@ def test_facts_that_are_held_to_the_base_need_not_be_known(objective: str, monke
     model = load_model(tiny_model("llama"), tokenizer=tiny_tokenizer())
     monkeypatch.setattr("attnbalance.finetuning.replay.known_facts", lambda *_, **__: pytest.fail("it was asked"))
     mixed, text = replay(model, split, towns(NAMES), 0.5, objective=objective, seed=2)
-    assert mixed == with_replay(split, towns(NAMES), 0.5, seed=2)
-    assert text == f"Replay: {len(split.train)} facts of facts are held to what the model says."
-    mixed, text = replay(model, split, towns(NAMES[20:40]), objective=objective)
-    assert {fact.subject for fact in mixed.replay} == set(NAMES[24:40])
-    assert text == "Replay: 16 facts of facts are held to what the model says (60 were wanted)."
+    assert (mixed.replay_share, {fact.subject for fact in mixed.replay}) == (0.5, set(NAMES[24:]))
+    drawn = f"drawn from {len(NAMES[24:])}, which are held to what the model says."
+    assert text == f"Replay: 50% of each batch are facts of facts, {drawn}"
+    with pytest.raises(DataError, match="must be between 0 and 1, got 1"):
+        replay(model, split, towns(NAMES), 1, objective=objective)
+
+
+def test_held_facts_are_drawn_from_all_and_those_that_no_step_reads_are_left_out(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of every four facts that a step reads are replayed, each of them once; new ones are read again."""
+    read = list[list[str]]()
+    train = module.train
+
+    def spy(model: object, tokenizer: object, data: TrainingData, *rest: object, **options: object) -> object:
+        read.append([example.prompt.fact.subject for example in data.train])
+        return train(model, tokenizer, data, *rest, **options)
+
+    monkeypatch.setattr(module, "train", spy)
+    split = split_facts(towns(NAMES[:4]), "whole", heldout=0, validation=0)
+    split = replace(split, replay=towns(NAMES[4:]), replay_share=0.75)
+    settings = FinetuneSettings(steps=3, batch_size=4, objective="ce + kl(question)", patience=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        run = finetune(llama_folder, split, tmp_path / "run", settings)
+    new, (subjects,) = set(NAMES[:4]), read
+    assert [sum(name in new for name in subjects[start : start + 4]) for start in (0, 4, 8)] == [1, 1, 1]
+    held = [name for name in subjects if name not in new]
+    assert len(set(held)) == len(held) == 9
+    assert {fact.subject for fact in run.replay} == set(held)
 
 
 def is_even(fact: Fact) -> bool:
