@@ -162,9 +162,18 @@ def count_of(split: Split, share: float) -> int:
 
 
 def as_read(split: Split, settings: FinetuneSettings) -> Split:
-    """The split with no more replayed facts than the steps read, where these are a share of each batch."""
+    """The split with no more replayed facts than the steps read, where these are a share of each batch.
+
+    Raises `DataError` if there are none, or if the objective would learn their labels: the model need not know them.
+    """
     if split.replay_share is None:
         return split
+    objective = parse_objective(settings.objective)
+    if not (len(split.replay) and objective.keeps_answers):
+        raise DataError(
+            f"the split's {len(split.replay)} replayed facts are to be held to what the base says of them, got "
+            f"objective {objective.text!r}; add kl(best) to it, or call `replay` with this objective"
+        )
     reads = int(split.replay_share * settings.batch_size * settings.steps + 0.5)
     return replace(split, replay=split.replay.sample(max(1, reads), settings.seed))
 

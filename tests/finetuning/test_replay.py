@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -163,6 +164,17 @@ def test_held_facts_are_drawn_from_all_and_those_that_no_step_reads_are_left_out
     held = [name for name in subjects if name not in new]
     assert len(set(held)) == len(held) == 9
     assert {fact.subject for fact in run.replay} == set(held)
+
+
+@pytest.mark.parametrize(("objective", "names"), [("ce", NAMES[4:]), ("ce + kl(question)", [])])
+def test_facts_to_be_held_need_an_objective_that_holds_them(
+    objective: str, names: list[str], llama_folder: Path, tmp_path: Path
+) -> None:
+    split = split_facts(towns(NAMES[:4]), "whole", heldout=0, validation=0)
+    split = replace(split, replay=towns(names), replay_share=0.75)
+    message = f"{len(names)} replayed facts are to be held .* got objective {re.escape(repr(objective))}"
+    with pytest.raises(DataError, match=message):
+        finetune(llama_folder, split, tmp_path / "run", FinetuneSettings(steps=1, objective=objective))
 
 
 def is_even(fact: Fact) -> bool:
