@@ -285,8 +285,9 @@ def _finish(
 
 
 def _about(split: Split) -> dict[str, object]:
-    """What attnbalance.json says about a split."""
-    sizes = {part: len(facts) for part, facts in split.parts.items()}
+    """What attnbalance.json says about a split; no size of a validation part that is the training facts."""
+    apart = {part: facts for part, facts in split.parts.items() if part == "train" or facts is not split.train}
+    sizes = {part: len(facts) for part, facts in apart.items()}
     return {
         "split": {"name": split.name, **sizes, "left_out": split.left_out},
         "dropped": dict(split.train.dropped),

@@ -65,7 +65,8 @@ def _data(about: Mapping[str, Any]) -> str:
         return f"{rows['train']} instructions of {_code(rows['source'])}, validated on {rows['validation']}"
     split = about["split"]
     parts = ", ".join(f"{split[part]} {part}" for part in ("train", "validation", "heldout", "replay") if part in split)
-    return f"facts of the split {_code(split['name'])}: {parts}"
+    validated = "" if "validation" in split else "; validated on the train facts"
+    return f"facts of the split {_code(split['name'])}: {parts}{validated}"
 
 
 def _code(text: object) -> str:

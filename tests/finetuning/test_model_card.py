@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from huggingface_hub import ModelCard
@@ -64,6 +65,13 @@ def test_a_name_with_signs_of_markdown_or_yaml_is_no_markup(name):
 def test_a_card_says_whose_answers_were_taught(changes, taught):
     replay = {"split": ABOUT["split"] | {"replay": changes["replay"]}} if "replay" in changes else {}
     assert f"which teaches {taught}." in model_card(ABOUT | changes | replay, {1: 1.0}, adapter=True)
+
+
+def test_a_card_says_that_the_training_facts_were_validated_on(llama, tmp_path):
+    same = replace(SPLIT, validation=SPLIT.train)
+    card = (finetune(llama, same, tmp_path / "run", short()).path / CARD).read_text()
+    sizes = f"{len(SPLIT.train)} train, {len(SPLIT.heldout)} heldout; validated on the train facts."
+    assert f"- Data: facts of the split `{SPLIT.name}`: {sizes}" in card
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])
