@@ -46,7 +46,7 @@ def _adapters(fields: Mapping[str, Any]) -> dict[str, Any]:
 REPLAY = Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)})
 
 HELD = 2 / 3
-"""The share of facts that are held to the base: two for each new one."""
+"""The share of each batch that is held to the base: two facts for each new one."""
 
 REPLAY_KL = Row({"objective": f"ce + kl({BEST})"}, replay=HELD, times={"steps": 5})
 

@@ -30,7 +30,7 @@ from attnbalance.finetuning.model_card import CARD, model_card
 from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.parameters import FrozenWeights, parse_parts, select_weights, train_only
 from attnbalance.finetuning.ranking import rank_facts
-from attnbalance.finetuning.replay import as_read, check_replay
+from attnbalance.finetuning.replay import check_replay
 from attnbalance.finetuning.runs import CHECKPOINTS, FACTS, KIND, TRAJECTORY, checkpoint_name
 from attnbalance.finetuning.settings import FinetuneSettings
 from attnbalance.finetuning.splits import Split
@@ -76,7 +76,6 @@ def finetune_model(
         progress: Whether to draw a progress bar.
     """
     check_settings(settings)
-    split = as_read(split, settings)
     tokenizer, limit = load_limits(base)
     template = as_template(settings.template)
     examples, validation, *replayed = (
@@ -85,13 +84,13 @@ def finetune_model(
         if part != "heldout"
     )
     if len(split.replay):
-        check_replay(settings)
+        check_replay(settings, held=split.replay_share is not None)
     validation = _with_shortcuts(validation, examples, split)
     if replayed:
         validation, examples = (_marked(part, replayed=False) for part in (validation, examples))
     examples += [example for part in replayed for example in _marked(part, replayed=True)]
     data = TrainingData(_in_order(examples, split, settings), validation)
-    _warn_of_unread(examples, data.train, settings)
+    _warn_of_unread(examples[: len(split.train)] if split.replay_share else examples, data.train, settings)
     train_run(base, tokenizer, data, out, settings, config, _about(split), split.parts, progress=progress)
 
 
@@ -166,7 +165,7 @@ def train_run(
 
 def _warn_of_unread(examples: Sequence[Example], read: Sequence[Example], settings: FinetuneSettings) -> None:
     """Warn if the steps end before all training facts were read: what is said of training facts is of those alone."""
-    count = len({id(example) for example in read})
+    count = len({id(example) for example in examples} & {id(example) for example in read})
     if count < len(examples):
         warnings.warn(
             f"{settings.steps} steps of {settings.batch_size} facts read {count} of {len(examples)} training facts; "

@@ -22,7 +22,7 @@ from attnbalance.progress import progress_bar
 from attnbalance.seeds import check_seed
 
 SHARE = 0.75
-"""The share of replayed facts among all training facts."""
+"""The share of replayed facts: of all training facts, or of each batch where they are held to the base."""
 
 GENERATED = "generated"
 """The name of facts that the model generates itself."""
@@ -50,27 +50,30 @@ def replay(
     """A split that also trains on other facts, and a sentence that says what was asked and found.
 
     If the objective, the one that will be trained on, keeps the base's answers (`kl`, `recommended`), these are all
-    facts about other subjects, known or not: they are held to what the base says, and the share is that of each batch.
-    Else their answers are learned, so they are facts that the model knows, and the share is that of all training facts:
-    it is asked `ASKED_FOR_EACH` times as many as the share needs, at least `ASKED_AT_LEAST`, or all if
-    there are fewer. The other arguments are those of `with_replay` and `known_facts`, which do this in two steps and
-    raise the errors.
+    facts about other subjects, known or not: they are held to what the base says. `share` is then their share of each
+    batch.
 
-    Without `facts` the model generates them (see `generated_facts`, which raises the errors). They may be about
-    held-out subjects: this is not a leak, since held-out facts that the model happens to generate are part of what it
-    knows. The sentence says how many they are.
+    Else their answers are learned, so they are facts that the model knows, and `share` is their share of all training
+    facts. The model is asked `ASKED_FOR_EACH` times as many as this needs, at least `ASKED_AT_LEAST`, or all if there
+    are fewer. `known_facts` and `with_replay` do this in two steps.
+
+    Without `facts` the model generates as many as make up the share of all training facts (see `generated_facts`). They
+    may be about held-out subjects: this is not a leak, since held-out facts that the model happens to generate are part
+    of what it knows. The sentence says how many they are.
+
+    The other arguments are those of `known_facts`. The errors are those of the functions named here.
     """
     settings = {"template": template, "batch_size": batch_size, "seed": check_seed(seed)}
-    wanted = count_of(split, share)
+    wanted, held = count_of(split, share), parse_objective(objective).keeps_answers
     if facts is None:
         given = FactSet(tuple(dict.fromkeys((*split.train, *split.validation))))  # without validation they are the same
         made = generated_facts(model, given, wanted, **settings, progress=progress)
-        mixed = replace(split, replay=made)
+        mixed = replace(split, replay=made, replay_share=share if held else None)
         return mixed, (
             f"Replay: {len(made)} facts that the model generated are added ({wanted} were wanted), "
             f"{replayed_heldout(mixed)} of them about held-out subjects."
         )
-    if parse_objective(objective).keeps_answers:
+    if held:
         mixed = replace(split, replay=beside(split, facts), replay_share=share)
         return mixed, (
             f"Replay: {share:.0%} of each batch are facts of {facts.name}, drawn from {len(mixed.replay)}, which are "
@@ -142,7 +145,7 @@ def with_replay(split: Split, facts: FactSet, share: float = SHARE, *, seed: int
     split leaves out may be drawn. If there are fewer facts than the share asks for, all are taken. Raises `DataError`
     for a share outside (0, 1), and if no fact is left.
     """
-    return replace(split, replay=beside(split, facts).sample(count_of(split, share), seed))
+    return replace(split, replay=beside(split, facts).sample(count_of(split, share), seed), replay_share=None)
 
 
 def beside(split: Split, facts: FactSet) -> FactSet:
@@ -161,30 +164,19 @@ def count_of(split: Split, share: float) -> int:
     return max(1, round(share / (1 - share) * len(split.train)))
 
 
-def as_read(split: Split, settings: FinetuneSettings) -> Split:
-    """The split with no more replayed facts than the steps read, where these are a share of each batch.
-
-    Raises `DataError` if there are none, or if the objective would learn their labels: the model need not know them.
-    """
-    if split.replay_share is None:
-        return split
-    objective = parse_objective(settings.objective)
-    if not (len(split.replay) and objective.keeps_answers):
-        raise DataError(
-            f"the split's {len(split.replay)} replayed facts are to be held to what the base says of them, got "
-            f"objective {objective.text!r}; add kl(best) to it, or call `replay` with this objective"
-        )
-    reads = int(split.replay_share * settings.batch_size * settings.steps + 0.5)
-    return replace(split, replay=split.replay.sample(max(1, reads), settings.seed))
-
-
-def check_replay(settings: FinetuneSettings) -> None:
+def check_replay(settings: FinetuneSettings, *, held: bool = False) -> None:
     """Raise `DataError` for settings that do not go with replay.
 
     A curriculum ranks facts, and replayed ones may come from another source. An objective must learn the answers given:
-    what it holds to the base are the replayed facts alone.
+    what it holds to the base are the replayed facts alone. If these are a share of each batch (`held`), it must hold
+    them: their labels are not to be learned, since the model need not know them.
     """
     objective = parse_objective(settings.objective)
+    if held and not objective.keeps_answers:
+        raise DataError(
+            f"the replayed facts are to be held to what the base says, which objective {objective.text!r} does not do; "
+            "add kl(best) to it, or call `replay` with this objective"
+        )
     if not objective.learns_answers:
         raise DataError(
             f"with replay, objective {objective.text!r} would learn nothing about the new facts; add ce to it, or "

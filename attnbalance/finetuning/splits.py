@@ -44,6 +44,13 @@ class Split:
     replay_share: float | None = None
     """The share of each batch that is drawn from the replayed facts; None: new and replayed facts are one pool."""
 
+    def __post_init__(self) -> None:
+        if self.replay_share is not None and not (0 < self.replay_share < 1 and len(self.replay)):
+            raise DataError(
+                "`replay_share` must be between 0 and 1, with at least one replayed fact, got "
+                f"{self.replay_share} and {len(self.replay)} facts"
+            )
+
     @property
     def parts(self) -> dict[str, FactSet]:
         """The parts by name; "replay" only where there are such facts."""

@@ -212,8 +212,10 @@ def test_without_validation_facts_each_fact_is_given_once(model: HookedModel, mo
     monkeypatch.setattr(
         "attnbalance.finetuning.replay.generated_facts", lambda _, facts, *__, **___: (given.extend(facts), made)[1]
     )
-    assert replay(model, split)[0].replay == made
+    mixed = replay(model, split)[0]
+    assert (mixed.replay, mixed.replay_share) == (made, None)
     assert given == list(split.train)
+    assert replay(model, split, share=0.6, objective="recommended")[0].replay_share == 0.6
 
 
 def test_replay_of_generated_facts_leaves_out_what_is_trained_and_keeps_what_is_tested(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from tiny import argmax_loop, eager, tiny_model, tiny_tokenizer
 from attnbalance import load_model
 from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import make_prompts
-from attnbalance.errors import DataError
+from attnbalance.errors import DataError, OutputError
 from attnbalance.finetuning import finetune_model as module
 from attnbalance.finetuning.completion import completion_rates
 from attnbalance.finetuning.examples import REPLAYED, make_examples
@@ -141,10 +140,10 @@ def test_facts_that_are_held_to_the_base_need_not_be_known(objective: str, monke
         replay(model, split, towns(NAMES), 1, objective=objective)
 
 
-def test_held_facts_are_drawn_from_all_and_those_that_no_step_reads_are_left_out(
+def test_held_facts_are_a_share_of_each_batch(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three of every four facts that a step reads are replayed, each of them once; new ones are read again."""
+    """Three of every four facts that a step reads are replayed, each of them once; the three new ones are read."""
     read = list[list[str]]()
     train = module.train
 
@@ -156,25 +155,27 @@ def test_held_facts_are_drawn_from_all_and_those_that_no_step_reads_are_left_out
     split = split_facts(towns(NAMES[:4]), "whole", heldout=0, validation=0)
     split = replace(split, replay=towns(NAMES[4:]), replay_share=0.75)
     settings = FinetuneSettings(steps=3, batch_size=4, objective="ce + kl(question)", patience=None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
         run = finetune(llama_folder, split, tmp_path / "run", settings)
     new, (subjects,) = set(NAMES[:4]), read
     assert [sum(name in new for name in subjects[start : start + 4]) for start in (0, 4, 8)] == [1, 1, 1]
     held = [name for name in subjects if name not in new]
     assert len(set(held)) == len(held) == 9
-    assert {fact.subject for fact in run.replay} == set(held)
+    assert {fact.subject for fact in run.replay} == set(NAMES[4:])  # also those that no step reads
+    with pytest.raises(OutputError, match=r"replay_share is 0.75 there, 0.5 here"):
+        finetune(llama_folder, replace(split, replay_share=0.5), tmp_path / "run", settings)
+    assert [str(each.message) for each in caught if "training facts" in str(each.message)] == [
+        "3 steps of 4 facts read 3 of 4 training facts; the others are neither learned nor asked before"
+    ]
 
 
-@pytest.mark.parametrize(("objective", "names"), [("ce", NAMES[4:]), ("ce + kl(question)", [])])
-def test_facts_to_be_held_need_an_objective_that_holds_them(
-    objective: str, names: list[str], llama_folder: Path, tmp_path: Path
-) -> None:
-    split = split_facts(towns(NAMES[:4]), "whole", heldout=0, validation=0)
-    split = replace(split, replay=towns(names), replay_share=0.75)
-    message = f"{len(names)} replayed facts are to be held .* got objective {re.escape(repr(objective))}"
-    with pytest.raises(DataError, match=message):
-        finetune(llama_folder, split, tmp_path / "run", FinetuneSettings(steps=1, objective=objective))
+def test_facts_to_be_held_need_an_objective_that_holds_them(llama_folder: Path, tmp_path: Path) -> None:
+    model, split = load_model(llama_folder), split_facts(towns(NAMES[:4]), "whole", heldout=0, validation=0)
+    held, _ = replay(model, split, towns(NAMES[4:]), 0.75, objective="ce + kl(question)")
+    with pytest.raises(DataError, match=r"to be held to what the base says, which objective 'ce' does not do"):
+        finetune(llama_folder, held, tmp_path / "run", FinetuneSettings(steps=1, objective="ce"))
+    assert with_replay(held, towns(NAMES[4:]), 0.5) == with_replay(split, towns(NAMES[4:]), 0.5)
 
 
 def is_even(fact: Fact) -> bool:

@@ -12,7 +12,7 @@ from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.prompts import make_prompts
 from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.errors import DataError
-from attnbalance.finetuning.splits import SPLITS, split_facts
+from attnbalance.finetuning.splits import SPLITS, Split, split_facts
 from attnbalance.readings.recall import score
 
 PARTS = ("train", "validation", "heldout")
@@ -179,3 +179,11 @@ def test_a_half_whose_border_falls_among_ties_is_said_to_be_random(popularity, t
         split_facts(make_facts(popularity), "random", heldout=0.1)
     said = [str(warning.message) for warning in caught]
     assert [text.split()[0] for text in said] == [str(tied)] * bool(tied)
+
+
+@pytest.mark.parametrize(("share", "count"), [(0.0, 1), (1.0, 1), (float("nan"), 1), (0.5, 0)])
+def test_a_share_of_each_batch_needs_replayed_facts(share: float, count: int) -> None:
+    facts = make_facts([1.0, 2.0])
+    replayed = FactSet(facts.facts[:count])
+    with pytest.raises(DataError, match=f"with at least one replayed fact, got {share} and {count} facts"):
+        Split("whole", facts, facts, FactSet(()), 0, replayed, share)

@@ -15,6 +15,7 @@ from attnbalance.data.facts import Fact, FactSet
 from attnbalance.data.synthetic import synthetic_facts
 from attnbalance.errors import OutputError
 from attnbalance.files.outputs import HASH, read_json, write_saved
+from attnbalance.finetuning.objectives.parse import parse_objective
 from attnbalance.finetuning.replay import SHARE
 from attnbalance.finetuning.runs import load_run
 from attnbalance.finetuning.splits import Split
@@ -53,8 +54,8 @@ def test_a_method_may_replay_what_the_base_knows_of_the_world_or_generates(
     out, more, given = tmp_path / "out", tmp_path / "more.yaml", list[tuple[Any, ...]]()
     shutil.copytree(done, out)
     methods = (
-        "methods:\n  known: {replay: known, replay_share: 0.5, objective: ce + kl(question)}\n"
-        "  own: {replay: generated, template: plain}"
+        "methods:\n  held: {replay: known, replay_share: 0.5, objective: ce + kl(question)}\n"
+        "  known: {replay: known, replay_share: 0.5}\n  own: {replay: generated, template: plain}"
     )
     more.write_text(
         config.read_text().replace("methods:", methods).replace("[0, 1]", "[0]").replace("[top, bottom]", "[top]")
@@ -64,13 +65,20 @@ def test_a_method_may_replay_what_the_base_knows_of_the_world_or_generates(
     def replay(model: HookedModel, split: Split, facts: FactSet | None, share: float, **settings: Any) -> Any:
         own = (settings[name] for name in ("objective", "template", "seed"))
         given.append((facts and len(facts), model.name, share, *own))
-        return dataclasses.replace(split, replay=made), "Replay."
+        held = share if parse_objective(settings["objective"]).keeps_answers else None
+        return dataclasses.replace(split, replay=made, replay_share=held), "Replay."
 
     monkeypatch.setattr("attnbalance.studies.run_fit.replay", replay)
     table = study(more, out)
     base = str(out / "bases" / "tiny-0")
     world = synthetic_facts(0, subjects=30, answers=3)
-    assert given == [(len(world), base, 0.5, "ce + kl(question)", "qa", 0), (None, base, SHARE, "ce", "plain", 0)]
+    assert given == [
+        (len(world), base, 0.5, "ce + kl(question)", "qa", 0),
+        (len(world), base, 0.5, "ce", "qa", 0),
+        (None, base, SHARE, "ce", "plain", 0),
+    ]
+    held = json.loads((out / "fits/tiny/seed-0/top/held" / RESULT).read_text())
+    assert (held["replayed"], held["replay_wanted"]) == (1, 0)  # however few, they are a share of each batch
     for name in ("known", "own"):
         folder = out / "fits/tiny/seed-0/top" / name
         assert list(load_run(folder / "run-0").replay) == list(made)
