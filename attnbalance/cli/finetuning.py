@@ -14,6 +14,7 @@ import typer
 from attnbalance.cli.options import (
     Accumulate,
     CheckpointEvery,
+    Decay,
     Facts,
     GradientRank,
     LearningRate,
@@ -67,6 +68,7 @@ def finetune(
     template: Template = "qa",
     steps: Steps = 200,
     learning_rate: LearningRate = 3e-4,
+    decay: Decay = False,
     batch_size: StepBatch = 128,
     accumulate: Accumulate = 1,
     weight_decay: WeightDecay = 0.0,
@@ -167,6 +169,7 @@ def finetune(
         learning_rate=learning_rate,
         batch_size=batch_size,
         accumulate=accumulate,
+        decay=decay,
         weight_decay=weight_decay,
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,

@@ -11,6 +11,7 @@ import typer
 from attnbalance.cli.options import (
     Accumulate,
     CheckpointEvery,
+    Decay,
     Device,
     Dtype,
     GradientRank,
@@ -92,6 +93,7 @@ def instruct(
     ] = None,
     steps: Steps = 200,
     learning_rate: LearningRate = 1e-5,
+    decay: Decay = False,
     batch_size: StepBatch = 16,
     accumulate: Accumulate = 1,
     weight_decay: WeightDecay = 0.0,
@@ -124,6 +126,7 @@ def instruct(
         learning_rate=learning_rate,
         batch_size=batch_size,
         accumulate=accumulate,
+        decay=decay,
         weight_decay=weight_decay,
         lora_rank=lora_rank,
         lora_alpha=lora_alpha,

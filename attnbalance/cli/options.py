@@ -81,7 +81,10 @@ TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run 
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Folder, GGUF file or Hub id of a model.")]
 Steps = Annotated[int, typer.Option(min=1, help="Optimizer steps at most.")]
-LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate of AdamW, constant.")]
+LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate of AdamW.")]
+Decay = Annotated[
+    bool, typer.Option("--decay", help="Let the learning rate fall linearly to 0 at the last step; never stop early.")
+]
 StepBatch = Annotated[int, typer.Option(min=1, help="Examples per step, over all devices.")]
 Accumulate = Annotated[int, typer.Option(min=1, help="Parts into which a device splits its share of a batch.")]
 WeightDecay = Annotated[float, typer.Option(min=0.0, help="Weight decay of AdamW.")]

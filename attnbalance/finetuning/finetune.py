@@ -32,9 +32,9 @@ def finetune(
 ) -> Run:
     """Finetune a local model or Hub id on the answers to the training facts; returns the run in the folder `out`.
 
-    AdamW at a constant learning rate, gradients clipped at norm 1; loss on the tokens of the answer only. At each
-    checkpoint the objective is measured on `split.validation`, and `out` itself is the best checkpoint. GPUs multiply
-    in bfloat16 if they can, unless the settings name another precision.
+    AdamW at a learning rate that is constant, or falls linearly to 0 (`decay`), gradients clipped at norm 1; loss on
+    the tokens of the answer only. At each checkpoint the objective is measured on `split.validation`, and `out` itself
+    is the best checkpoint. GPUs multiply in bfloat16 if they can, unless the settings name another precision.
 
     A folder that is finished with the same settings is returned at once. A killed run is resumed; after an interrupt
     its checkpoints so far are usable models (the error names the newest). Raises `ModelError` for a model that cannot

@@ -36,7 +36,9 @@ class FinetuneSettings:
     steps: int = 200
     """Optimizer steps at most."""
     learning_rate: float = 3e-4
-    """Learning rate of AdamW, constant."""
+    """Learning rate of AdamW."""
+    decay: bool = False
+    """Whether the learning rate falls linearly to 0 at the last step; else it is constant."""
     batch_size: int = 128
     """Facts of one optimizer step, over all devices."""
     accumulate: int = 1
@@ -75,6 +77,8 @@ class FinetuneSettings:
             text = getattr(self, name)
             if not isinstance(text, str) and not (text is None and name == "dtype"):
                 raise DataError(f"`{name}` must be a text, got {text!r}")
+        if not isinstance(self.decay, bool):
+            raise DataError(f"`decay` must be True or False, got {self.decay!r}")
         as_template(self.template)
         check_curriculum(self.curriculum)
         parse_expression(self.objective)
@@ -127,16 +131,17 @@ class FinetuneSettings:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule of training. A curriculum that changes over time runs to its end: it is not stopped early."""
+        """The schedule of training. A rate or curriculum that changes over time runs to its end: no early stopping."""
         return Schedule(
             steps=self.steps,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
             checkpoint_every=self.checkpoint_every,
             seed=self.seed,
+            decay=self.decay,
             weight_decay=self.weight_decay,
             accumulate=self.accumulate,
-            patience=None if changes_over_time(self.curriculum) else self.patience,
+            patience=None if self.decay or changes_over_time(self.curriculum) else self.patience,
             gradient_rank=self.gradient_rank,
             mixed_precision="no" if self.dtype == "float64" else self.mixed_precision,
         )
@@ -144,8 +149,8 @@ class FinetuneSettings:
     def record(self) -> dict[str, object]:
         """The settings as a run's attnbalance.json holds them: by name, with defaults that depend on others filled in.
 
-        "peft" and "mixed_precision" are there only if they were given. `recommended` is written out, so that a run is
-        never taken for one of another version, in which the name stood for other terms.
+        "decay", "peft" and "mixed_precision" are there only if they were given. `recommended` is written out, so that a
+        run is never taken for one of another version, in which the name stood for other terms.
 
         >>> FinetuneSettings(template="{subject} is", steps=5).record()["template"]
         '{subject} is'
@@ -156,6 +161,10 @@ class FinetuneSettings:
             "objective": parse_expression(self.objective).written_out,
         }
         record = {field.name: filled.get(field.name, getattr(self, field.name)) for field in fields(self)}
-        added = {"peft": self.peft and dict(self.peft), "mixed_precision": self.mixed_precision}
+        added = {
+            "decay": self.decay or None,
+            "peft": self.peft and dict(self.peft),
+            "mixed_precision": self.mixed_precision,
+        }
         given = {name: value for name, value in added.items() if value is not None}
         return {name: value for name, value in record.items() if name not in added} | given

@@ -233,14 +233,16 @@ def test_finetune_replays_what_the_model_knows_of_other_facts(
     assert len(run.replay) == wanted
     assert f"Facts: {count} train, 0 heldout, {wanted} replay, 0 left out; validated on the training facts." in text
     assert f"--facts {tmp_path / 'run' / 'train.jsonl'}" in text
-    held = (*options[:-1], tmp_path / "held", "--replay-share", 0.3, "--objective", "2*ce + kl(question)")
+    held = (*options[:-1], tmp_path / "held", "--replay-share", 0.3, "--objective", "2*ce + kl(question)", "--decay")
     asked = text
     code, text = run_command("finetune", llama_folder, *held)
     assert code == 0, text
     drawn = f"Replay: 30% of each batch are facts of {others}, drawn from 16, which are held to what the model says."
     assert drawn in text
     assert ("Asking" in asked, "Asking" in text) == (True, False)
-    assert [fact.subject for fact in load_run(tmp_path / "held").replay] == names
+    run = load_run(tmp_path / "held")
+    assert [fact.subject for fact in run.replay] == names
+    assert run.config["decay"] is True
     assert f"Facts: {count} train, 0 heldout, 16 replay, 0 left out; validated on the training facts." in text
     code, text = run_command("finetune", llama_folder, *options, "--replay-share", 1)
     assert (code, "share of replay must be between 0 and 1, got 1.0" in text) == (2, True)

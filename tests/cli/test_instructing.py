@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commands import run_command
 
+from attnbalance.files.outputs import MARKER
 from attnbalance.finetuning.runs import load_run
 
 ROWS = [
@@ -55,9 +56,10 @@ def test_instruct_reads_only_instructions_with_an_input_and_says_when_the_base_i
     llama_folder: Path, tmp_path: Path, rows_file: Path
 ) -> None:
     options = ("--data", rows_file, "--with-input", "--steps", 2, "--batch-size", 2, "--validation", 2)
-    code, text = run_command("instruct", llama_folder, *options, "--lr", 10, "--out", tmp_path / "run")
+    code, text = run_command("instruct", llama_folder, *options, "--lr", 10, "--decay", "--out", tmp_path / "run")
     assert code == 0, text
     assert f"Trained on 4 instructions of {rows_file}; validated on 2." in text
+    assert json.loads((tmp_path / "run" / MARKER).read_text())["config"]["decay"] is True
     assert "Left out: 1 (no output), 6 (no input)." in text
     run = load_run(tmp_path / "run")
     assert run.base_loss is not None

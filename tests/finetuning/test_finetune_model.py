@@ -69,6 +69,28 @@ def test_validation_loss_is_the_mean_over_answer_tokens(llama, tmp_path, lora_ra
         assert run.validation_loss[step] == pytest.approx(float(mean), rel=1e-5)
 
 
+@pytest.mark.parametrize("decay", [False, True])
+def test_the_learning_rate_is_constant_or_falls_linearly(llama, tmp_path, decay):
+    """Three steps on one batch against a plain loop of torch, whose rate is set by hand."""
+    facts = FactSet(SPLIT.train.facts[:4])
+    split = replace(SPLIT, train=facts, validation=facts)
+    run = finetune(llama, split, tmp_path / "run", short(steps=3, batch_size=4, decay=decay))
+    model = AutoModelForCausalLM.from_pretrained(llama)
+    batch = collate(make_examples(facts.facts, AutoTokenizer.from_pretrained(llama)))
+    labels, optimizer = batch.pop("labels")[:, 1:], torch.optim.AdamW(model.parameters(), weight_decay=0.0)
+    for rate in (1e-2, 1e-2 * 2 / 3, 1e-2 / 3) if decay else (1e-2,) * 3:
+        optimizer.param_groups[0]["lr"] = rate
+        loss = torch.nn.functional.cross_entropy(model(**batch).logits[:, :-1].mT, labels, ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    expected, result = model.state_dict(), AutoModelForCausalLM.from_pretrained(run.checkpoints[3]).state_dict()
+    # Adam's steps are near rate * sign: where gradients are near 0, rounding turns some of them
+    near = [torch.isclose(result[name], weight, rtol=0, atol=1e-4).flatten() for name, weight in expected.items()]
+    assert torch.cat(near).float().mean() > 0.99
+
+
 @pytest.mark.parametrize("lora_rank", [0, 2])
 def test_the_bases_loss_is_the_mean_over_answer_tokens_before_training(llama, tmp_path, lora_rank):
     run = finetune(llama, SPLIT, tmp_path / "run", short(lora_rank=lora_rank))

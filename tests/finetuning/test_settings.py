@@ -68,6 +68,12 @@ def test_a_curriculum_that_changes_over_time_is_not_stopped_early() -> None:
     assert FinetuneSettings(curriculum="popular-first").record()["patience"] == 3
 
 
+def test_a_rate_that_falls_runs_to_its_end_and_is_recorded_where_it_is_given() -> None:
+    assert (FinetuneSettings(decay=True).schedule.decay, FinetuneSettings(decay=True).schedule.patience) == (True, None)
+    assert FinetuneSettings(decay=True).record()["decay"] is True
+    assert (FinetuneSettings().schedule.decay, "decay" in FinetuneSettings().record()) == (False, False)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -81,6 +87,7 @@ def test_a_curriculum_that_changes_over_time_is_not_stopped_early() -> None:
         ({"learning_rate": "1e-3"}, "`learning_rate` must be a number, got '1e-3'"),
         ({"learning_rate": 10**5000}, "`learning_rate` must be a finite number > 0, got a larger one"),
         ({"weight_decay": None}, "`weight_decay` must be a number, got None"),
+        ({"decay": 0.5}, "`decay` must be True or False, got 0.5"),
         ({"lora_alpha": 3.0}, "`lora_alpha` scales LoRA adapters; give `lora_rank` as well"),
         ({"lora_alpha": -3}, "`lora_alpha` must be a finite number > 0, got -3"),
         ({"curriculum": 3}, "`curriculum` must be a text, got 3"),
