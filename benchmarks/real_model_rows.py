@@ -48,7 +48,7 @@ REPLAY = Row(replay=SHARE, times={"steps": 1 / (1 - SHARE)})
 HELD = 2 / 3
 """The share of each batch that is held to the base: two facts for each new one."""
 
-REPLAY_KL = Row({"objective": f"ce + kl({BEST})"}, replay=HELD, times={"steps": 5})
+REPLAY_KL = Row({"objective": f"ce + kl({BEST})", "decay": True}, replay=HELD, times={"steps": 5})
 
 ROWS = {
     "plain": Row(),
