@@ -64,10 +64,10 @@ OWN_FACTS = {
 }
 OWN_HELD = {
     ("own-facts", "constant"): "constant answer",
-    ("own-facts-3e-4", "replay"): "replay of known facts",
+    ("own-facts-3e-4", "replay"): "replay of known facts, 3e-4",
     ("own-facts-3e-4", "replay-0.7"): "the same, adapter times 0.7",
-    ("own-facts-3e-4", "replay-kl"): "`recommended` with replay of any facts",
-    ("own-facts-3e-4", "replay-kl-0.7"): "the same, adapter times 0.7",
+    ("own-facts", "replay-kl"): "`recommended` with replay of any facts",
+    ("own-facts", "replay-kl-0.7"): "the same, adapter times 0.7",
 }
 LABELS = {
     "no training: statement": "no training, asked by statement",

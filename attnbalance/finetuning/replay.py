@@ -75,9 +75,11 @@ def replay(
         )
     if held:
         mixed = replace(split, replay=beside(split, facts), replay_share=share)
+        left_out = len(facts) - len(mixed.replay)
+        why = f" ({left_out} others are about subjects of the split)" if left_out else ""
         return mixed, (
-            f"Replay: {share:.0%} of each batch are facts of {facts.name}, drawn from {len(mixed.replay)}, which are "
-            "held to what the model says."
+            f"Replay: {share:.0%} of each batch are facts of {facts.name}, drawn from {len(mixed.replay)}{why}, which "
+            "are held to what the model says."
         )
     others = beside(split, facts).sample(max(ASKED_FOR_EACH * wanted, ASKED_AT_LEAST), seed)
     known = known_facts(model, others, **settings, progress=progress)
@@ -131,7 +133,7 @@ def known_facts(
     if not known:
         raise DataError(
             f"the model completes none of the {len(facts)} facts; replay facts of relations that it knows "
-            "(`attnbalance knowledge` shows which)"
+            "(`attnbalance knowledge` shows which), or hold any facts to what it says (objective `recommended`)"
         )
     return facts.where(lambda fact: id(fact) in known)
 
@@ -160,7 +162,7 @@ def beside(split: Split, facts: FactSet) -> FactSet:
 def count_of(split: Split, share: float) -> int:
     """The number of replayed facts that are a share of all training facts; raises `DataError` outside (0, 1)."""
     if not 0 < share < 1:
-        raise DataError(f"the share of replay must be between 0 and 1, got {share}")
+        raise DataError(f"the share of replay must be above 0 and below 1, got {share}")
     return max(1, round(share / (1 - share) * len(split.train)))
 
 

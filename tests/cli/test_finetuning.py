@@ -245,7 +245,7 @@ def test_finetune_replays_what_the_model_knows_of_other_facts(
     assert run.config["decay"] is True
     assert f"Facts: {count} train, 0 heldout, 16 replay, 0 left out; validated on the training facts." in text
     code, text = run_command("finetune", llama_folder, *options, "--replay-share", 1)
-    assert (code, "share of replay must be between 0 and 1, got 1.0" in text) == (2, True)
+    assert (code, "share of replay must be above 0 and below 1, got 1.0" in text) == (2, True)
 
 
 def test_finetune_replays_what_the_model_generates(

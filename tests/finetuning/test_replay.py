@@ -87,7 +87,7 @@ def test_replay_that_is_not_possible_is_refused() -> None:
     with pytest.raises(DataError, match="all 30 facts of facts are about subjects of the split"):
         with_replay(split, towns(NAMES[:30]))
     for share in (0.0, 1.0):
-        with pytest.raises(DataError, match=f"share of replay must be between 0 and 1, got {share}"):
+        with pytest.raises(DataError, match=f"share of replay must be above 0 and below 1, got {share}"):
             with_replay(split, towns(NAMES), share)
 
 
@@ -134,9 +134,10 @@ def test_facts_that_are_held_to_the_base_need_not_be_known(objective: str, monke
     monkeypatch.setattr("attnbalance.finetuning.replay.known_facts", lambda *_, **__: pytest.fail("it was asked"))
     mixed, text = replay(model, split, towns(NAMES), 0.5, objective=objective, seed=2)
     assert (mixed.replay_share, {fact.subject for fact in mixed.replay}) == (0.5, set(NAMES[24:]))
-    drawn = f"drawn from {len(NAMES[24:])}, which are held to what the model says."
+    others = f"{len(NAMES[24:])} (24 others are about subjects of the split)"
+    drawn = f"drawn from {others}, which are held to what the model says."
     assert text == f"Replay: 50% of each batch are facts of facts, {drawn}"
-    with pytest.raises(DataError, match="must be between 0 and 1, got 1"):
+    with pytest.raises(DataError, match="must be above 0 and below 1, got 1"):
         replay(model, split, towns(NAMES), 1, objective=objective)
 
 
