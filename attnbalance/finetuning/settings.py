@@ -78,7 +78,7 @@ class FinetuneSettings:
             if not isinstance(text, str) and not (text is None and name == "dtype"):
                 raise DataError(f"`{name}` must be a text, got {text!r}")
         if not isinstance(self.decay, bool):
-            raise DataError(f"`decay` must be True or False, got {self.decay!r}")
+            raise DataError(f"decay must be bool, got {self.decay!r}")
         as_template(self.template)
         check_curriculum(self.curriculum)
         parse_expression(self.objective)

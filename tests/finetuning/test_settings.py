@@ -87,7 +87,7 @@ def test_a_rate_that_falls_runs_to_its_end_and_is_recorded_where_it_is_given() -
         ({"learning_rate": "1e-3"}, "`learning_rate` must be a number, got '1e-3'"),
         ({"learning_rate": 10**5000}, "`learning_rate` must be a finite number > 0, got a larger one"),
         ({"weight_decay": None}, "`weight_decay` must be a number, got None"),
-        ({"decay": 0.5}, "`decay` must be True or False, got 0.5"),
+        ({"decay": 0.5}, "decay must be bool, got 0.5"),
         ({"lora_alpha": 3.0}, "`lora_alpha` scales LoRA adapters; give `lora_rank` as well"),
         ({"lora_alpha": -3}, "`lora_alpha` must be a finite number > 0, got -3"),
         ({"curriculum": 3}, "`curriculum` must be a text, got 3"),
