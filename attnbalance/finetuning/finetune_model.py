@@ -175,7 +175,7 @@ def _warn_of_unread(examples: Sequence[Example], read: Sequence[Example], settin
 
 
 def _in_order(examples: Sequence[Example], split: Split, settings: FinetuneSettings) -> list[Example]:
-    """The training examples of all steps, in the curriculum's order; after the new facts come those replayed."""
+    """The training examples of all steps, in the curriculum's order. In `examples`, replayed ones come last."""
     schedule, shuffled, new = settings.schedule, settings.curriculum == "shuffled", len(split.train)
     if split.replay_share is not None:
         pools, sizes = (range(new, len(examples)), range(new)), (schedule.steps, schedule.batch_size)
